@@ -431,6 +431,7 @@ EXTRAS: Final = {
     "torch": ("torch",),
     "notebook": ("pandas",),
     "ray": ("ray[data]",),
+    "otel": ("opentelemetry-api",),
 }
 """The packages that each extra installs."""
 

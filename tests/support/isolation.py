@@ -208,8 +208,9 @@ def _prepare_example(item: pytest.Item, server: _ServerOfExamples) -> None:
         server.release()
         return
     example = item.dtest.docstring
-    if "import tinker_sync, torch" in example:
-        pytest.importorskip("torch")
+    for optional in ("torch", "opentelemetry.sdk.trace"):
+        if f"import tinker_sync, {optional}" in example:
+            pytest.importorskip(optional)
     if "ServiceClient" in example:
         server.hold()
 

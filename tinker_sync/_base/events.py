@@ -172,6 +172,8 @@ class CallMade(NamedTuple):
 
     future: Any
     """An `APIFuture`, which has the timeline of the request when it is done."""
+    line: Any = None
+    """The part of a client that makes the call and knows the id of its model, once that exists; or None."""
 
 
 class RequestEncoded(NamedTuple):

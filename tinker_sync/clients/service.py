@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from tinker_sync.insight import Budget, PriceTable, Usage
     from tinker_sync.insight.metrics import Metrics
     from tinker_sync.insight.recording import Recording
+    from tinker_sync.insight.spans import Spans
     from tinker_sync.loop.checkpoints import LoopCheckpoints
     from tinker_sync.loop.recorder import StepRecorder
     from tinker_sync.losses.handle import LossHandle, PerDatumLossFn
@@ -709,6 +710,40 @@ class ServiceClient(BaseClient):
         {'ok': 1}
         """
         return self._metrics.get(self._make_metrics)
+
+    def spans(self, tracer: Any = None) -> Spans:
+        """Start to make a span of OpenTelemetry for each call of this client; needs the extra `otel`.
+
+        A span is made when its call ends, as a child of the span in which the call was made. It has the name
+        of the method, the moments when the request was sent, accepted and answered, and as attributes the
+        method, the outcome, the model and the request id. No text of an error, prompt or header gets into it.
+        A call that is sent in several requests has a span for each. Close the returned object, or use it in a
+        ``with`` block, to make no more.
+
+        Args:
+            tracer: makes the spans; None: that of the global provider.
+
+        Raises:
+            MissingExtraError: OpenTelemetry is not installed.
+
+        >>> import tinker_sync, opentelemetry.sdk.trace as sdk
+        >>> ended = []
+        >>> class Collector(sdk.SpanProcessor):
+        ...     def on_end(self, span):
+        ...         ended.append(span.name)
+        >>> provider = sdk.TracerProvider()
+        >>> provider.add_span_processor(Collector())
+        >>> with tinker_sync.ServiceClient(base_url="local") as service:
+        ...     with service.spans(provider.get_tracer("my-program")):
+        ...         training = service.create_lora_training_client("tinker-sync/tiny", rank=4)
+        ...         stepped = training.optim_step(tinker_sync.AdamParams(learning_rate=1e-4)).result()
+        >>> "TrainingClient.optim_step" in ended
+        True
+        """
+        from tinker_sync.insight.spans import Spans
+
+        runtime = self._runtime
+        return Spans(runtime.connection.events, runtime.clock, runtime.pools.callback.run, tracer)
 
     def _make_metrics(self) -> Metrics:
         from tinker_sync.insight.metrics import Metrics

@@ -295,10 +295,10 @@ class Lifecycle:
             self.session.beat_if_suspicious(failure)
         self.notify(CallFailed(error=failure))
 
-    def make_future(self) -> APIFuture[Any]:
+    def make_future(self, line: object = None) -> APIFuture[Any]:
         """Return a future for a call of the user; the future ends when the client is closed, at the latest.
 
-        A failure of the call goes to `report`.
+        A failure of the call goes to `report`. Observers get `line`, the calls of the client.
         """
         made: APIFuture[Any] = APIFuture(
             submit=self._run_callback,
@@ -308,7 +308,7 @@ class Lifecycle:
         )
         self._track(made)
         if self.events.wants(CallMade):
-            self.events.notify(CallMade(made))
+            self.events.notify(CallMade(made, line))
         return made
 
     def refuse_if_leaving(self) -> None:

@@ -298,7 +298,7 @@ class SampleJob:
 
     def make_future(self) -> APIFuture[SampleResponse]:
         """Make and return the future that the user holds."""
-        self.future = future = self.line.runtime.lifecycle.make_future()
+        self.future = future = self.line.runtime.lifecycle.make_future(self.line)
         future._only_reads, future._call_site = True, find_call_site()
         return future
 

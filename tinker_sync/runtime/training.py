@@ -380,7 +380,7 @@ class OrderedCall(TrainingCall):
 
     def wait_for_model(self, limiters: tuple[Limiter, ...]) -> APIFuture[Any]:
         del limiters  # it uses no tokens
-        self._future = future = self.line.runtime.lifecycle.make_future()
+        self._future = future = self.line.runtime.lifecycle.make_future(self.line)
         return future
 
     @property
@@ -497,7 +497,7 @@ class PassCall(TrainingCall):
             began_s = runtime.clock.now()
             # All chunks before the first future, because a chunk that cannot be encoded refuses the call.
             encoded = [self._encode(chunk, facts.dialect, reservation, decode) for chunk in chunks]
-            requests = [request_for(runtime.lifecycle.make_future()) for request_for in encoded]
+            requests = [request_for(runtime.lifecycle.make_future(self.line)) for request_for in encoded]
             runtime.connection.events.notify(RequestEncoded(self.sdk_method, began_s))
             future = self._follow([each.future for each in requests])
             reservation.follow(future)
