@@ -161,7 +161,7 @@ def test_a_call_that_needs_more_memory_than_there_is_fails_alone(stub: Stub) -> 
     """
     with run(stub, text) as script:
         assert script.hear() == "a result a result"
-        assert script.hear().startswith("MemoryError")
+        assert "memory" in script.hear().lower()  # for the chunk, or for its result
         assert script.hear() == "{(6, 7)}"
         assert script.hear() == "a result"
         assert script.wait().code == 0

@@ -245,9 +245,9 @@ def test_clients_share_the_growth_of_what_they_may_send_at_once() -> None:
     others = [limiter.gate() for _ in range(3)]
     for each in (gate, *others) * 10:
         each.succeeded(each.acquire())
-    assert limiter.sent_at_once == 16 + 10
+    assert limiter.sent_at_once == 64 + 10
     del others, each
-    assert limiter.sent_at_once == 16 + 40
+    assert limiter.sent_at_once == 64 + 40
 
 
 def test_a_permit_from_before_a_refusal_lets_no_request_pass() -> None:
