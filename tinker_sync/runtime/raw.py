@@ -55,7 +55,8 @@ class Extra(NamedTuple):
         traced = trace_headers()
         if body is None and headers is None and not traced:
             return NO_EXTRA
-        check_body(f"{call}: extra_body", {} if body is None else body)
+        if body is not None:
+            check_body(f"{call}: extra_body", body)
         own = checked_headers(f"{call}: extra_headers", headers)
         if traced and "traceparent" not in own and not header_problem(traced):
             own = HeaderMap({**traced, **own})
