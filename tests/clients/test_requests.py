@@ -161,6 +161,7 @@ def test_both_passes_of_a_custom_loss_bear_its_name() -> None:
 
     with world() as (stub, client):
         trainer = client.create_lora_training_client("stub/model").result()
+        stub.await_asked("/get_server_capabilities")  # whether it lists the model, in the background
         since = len(stub.log)
         trainer.forward_backward_custom(DATA, loss).result(PATIENCE_S)
         name = "TrainingClient.forward_backward_custom"
