@@ -161,6 +161,39 @@ def test_a_cancelled_raw_call_is_cancelled_at_the_server() -> None:
         assert cancelled.json() == {"request_id": future.request_id}
 
 
+def test_a_promise_of_another_call_is_refused() -> None:
+    with stubbed(latency_s=3600.0) as (stub, service):
+        sampling = service.create_sampling_client(base_model="stub/model").result()
+        mine = sampling.sample(PROMPT, 1, SamplingParams(max_tokens=1))
+        stub.await_asked("/retrieve_future")
+        stub.script("/asample", Answer(body={"request_id": mine.request_id}))
+        body = {
+            "sampling_session_id": sampling.sampling_session_id,
+            "seq_id": 7,
+            "num_samples": 1,
+            "prompt": {"chunks": [{"type": "encoded_text", "tokens": [1, 2]}]},
+            "sampling_params": {"max_tokens": 1},
+        }
+        other = service.request("POST", "/api/v1/asample", body, promise=True)
+        stub.await_asked("/asample", 3)
+        stub.await_asked("/retrieve_future", 2)
+        assert other.request_id not in (None, mine.request_id)
+
+
+def test_a_call_cancelled_in_its_queue_is_not_sent() -> None:
+    with stubbed() as (stub, service):
+        release = stub.hold("/training_runs", 64)
+        others = [service.request("GET", "/api/v1/training_runs") for _ in range(64)]
+        stub.await_asked("/training_runs")
+        future = service.request("POST", "/api/v1/new_call", {"x": 1}, promise=True)
+        assert future.cancel()
+        release.set()
+        for other in others:
+            other.result()
+        assert service.request("GET", "/api/v1/sessions").result() == {"sessions": []}
+        assert stub.asked("/new_call") == []
+
+
 def test_what_may_be_sent_again() -> None:
     """A read is repeated after its answer is lost; an unknown call that changes something is not."""
     with stubbed() as (stub, service):

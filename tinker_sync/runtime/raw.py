@@ -2,7 +2,7 @@
 
 `Extra` holds what a user adds to a call of a public method. `request` is a call of any route: it is sent like
 the calls of the table (key, retries, errors), and its future ends with the parsed JSON of the answer, or of
-the result if the answer is a promise.
+the result if the answer is a promise. `later` makes any call that blocks, for clients too.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from tinker_sync._base.naming import carried, find_call_site
 from tinker_sync._base.secret import HeaderMap
 from tinker_sync._base.trace_context import trace_headers
 from tinker_sync.config.settings import header_problem
 from tinker_sync.errors import InvalidInputError, WireError
-from tinker_sync.runtime.calls import odd_answer, read_promise
+from tinker_sync.runtime.calls import foreign_promise, odd_answer, read_promise
 from tinker_sync.runtime.polls import Promise
 from tinker_sync.transport.call import NO_HEADERS
 from tinker_sync.wire import json as wire_json
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from tinker_sync.runtime.client import ClientRuntime
     from tinker_sync.runtime.futures import APIFuture
     from tinker_sync.transport.call import Reply
+
+T = TypeVar("T")
 
 _PATH: Final = re.compile(r"/[!$%&'()*+,\-./0-9:;=@A-Z_a-z~]*")
 _NUMBER: Final = "seq_id"
@@ -138,6 +140,33 @@ def plain_result(name: str, reply: Reply, tree: Any) -> Any:
     return wire_json.loads(wire_json.encode(decode(reply.body)))
 
 
+def later(runtime: ClientRuntime, work: Callable[[], T], *, changes: bool) -> APIFuture[T]:
+    """Run `work` on a worker, and return its future, which cannot be cancelled once the work has begun.
+
+    Args:
+        runtime: the runtime of the client.
+        work: makes the call.
+        changes: True if the call changes something at the server, so that the end of the client waits for it.
+    """
+    future: APIFuture[T] = _new_future(runtime, only_reads=not changes)
+
+    def run() -> None:
+        if not future._begin():
+            return
+        future._mark_sending()
+        try:
+            value = work()
+        except Exception as error:  # noqa: BLE001  # the future raises it
+            future.fail(error)
+        else:
+            future.resolve(value)
+
+    runtime.pools.rest.run_call(carried(run))
+    if changes:
+        runtime.lifecycle.note_change(future)
+    return future
+
+
 def request(
     runtime: ClientRuntime,
     name: str,
@@ -152,39 +181,47 @@ def request(
 
     If it is cancelled after the server has made a promise, the server is told.
     """
-    lifecycle, server = runtime.lifecycle, runtime.server
-    lifecycle.refuse_if_leaving()
-    changes = row_of(name).changes
-    future: APIFuture[Any] = lifecycle.make_future()
-    future._only_reads, future._call_site = promise or not changes, find_call_site()
+    row = row_of(name)
     send: Callable[..., Any] = partial(
-        server.call, name, body, query=query, headers=headers, deadline_at=deadline_at
+        runtime.server.call, name, body, query=query, headers=headers, deadline_at=deadline_at
     )
+    if not promise:
+        return later(runtime, partial(send, read=partial(read_plain, name)), changes=row.changes)
+    future: APIFuture[Any] = _new_future(runtime, only_reads=True)
+
+    def accepted(reply: Reply) -> str:
+        request_id, _ = read_promise(name, reply)
+        if not runtime.lifecycle.accept(future, request_id):
+            raise foreign_promise(name, reply, request_id)
+        return request_id
 
     def run() -> None:
-        if not promise and not future._begin():
+        if future.done():  # cancelled before it was sent
             return
         future._mark_sending()
         began_at = runtime.clock.now()
         try:
-            if not promise:
-                future.resolve(send(read=partial(read_plain, name)))
-                return
-            request_id, _ = send(read=partial(read_promise, name))
-            lifecycle.accept(future, request_id)
-            row = row_of(name)
+            request_id = send(read=accepted)
             promised = Promise(
                 request_id,
                 row.promises or name,
                 wants_proto=row.result_as_protobuf,
                 roundtrip_s=runtime.clock.now() - began_at,
             )
-            future._when_done(lambda ended: server.abandon(request_id) if ended.cancelled() else None)
-            server.ready().polls.fetch(promised, future, partial(plain_result, name), deadline_at=deadline_at)
+            future._when_done(lambda ended: runtime.server.abandon(request_id) if ended.cancelled() else None)
+            polls = runtime.server.ready().polls
+            polls.fetch(promised, future, partial(plain_result, name), deadline_at=deadline_at)
         except Exception as error:  # noqa: BLE001  # the future raises it
             future.fail(error)
 
     runtime.pools.rest.run_call(carried(run))
-    if changes:
-        lifecycle.note_change(future)
+    if row.changes:
+        runtime.lifecycle.note_change(future)
+    return future
+
+
+def _new_future(runtime: ClientRuntime, *, only_reads: bool) -> APIFuture[Any]:
+    runtime.lifecycle.refuse_if_leaving()
+    future: APIFuture[Any] = runtime.lifecycle.make_future()
+    future._only_reads, future._call_site = only_reads, find_call_site()
     return future

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal, TypeVar
 
-from tinker_sync._base.naming import carried, find_call_site, warn_caller
+from tinker_sync._base.naming import warn_caller
 from tinker_sync._base.policy import NO_SUCH_CALL
 from tinker_sync.clients._arguments import check_is_path
 from tinker_sync.clients._base import REST_S, BaseClient, SharedRuntimes
@@ -20,6 +20,7 @@ from tinker_sync.runtime.client import ClientRuntime
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.published import explain_missing_route
 from tinker_sync.runtime.rate_limiter import key_fingerprint
+from tinker_sync.runtime.raw import later
 from tinker_sync.types import ParsedCheckpointTinkerPath
 from tinker_sync.wire.endpoints import NEWER, row_of
 from tinker_sync.wire.paths import segment, segments
@@ -64,26 +65,7 @@ class RestBase(BaseClient):
             changes: True if the call changes something at the server, so that the end of the client waits for
                 it.
         """
-        runtime = self._runtime
-        runtime.lifecycle.refuse_if_leaving()
-        future: APIFuture[T] = runtime.lifecycle.make_future()
-        future._only_reads, future._call_site = not changes, find_call_site()
-
-        def run() -> None:
-            if not future._begin():
-                return
-            future._mark_sending()
-            try:
-                value = work()
-            except Exception as error:  # noqa: BLE001  # the future raises it
-                future.fail(error)
-            else:
-                future.resolve(value)
-
-        runtime.pools.rest.run_call(carried(run))
-        if changes:
-            runtime.lifecycle.note_change(future)
-        return future
+        return later(self._runtime, work, changes=changes)
 
 
 def call_offered(runtime: ClientRuntime, name: str, request: Any = None, **options: Any) -> Any:
