@@ -12,13 +12,12 @@ import pytest
 from support.raising import raising
 
 from tinker_sync._base.events import CostEstimate, TokensUsed
-from tinker_sync._base.naming import carried, current, named
+from tinker_sync._base.naming import carried, current, named, names_requests
 from tinker_sync.errors import BudgetExceededError
 from tinker_sync.insight.budget import Budget
 from tinker_sync.insight.meter import Meter, TokenCounts
 from tinker_sync.insight.prices import PriceTable
 from tinker_sync.runtime.futures import APIFuture
-from tinker_sync.runtime.naming import names_requests
 from tinker_sync.runtime.spending import SpendGuard
 
 

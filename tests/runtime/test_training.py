@@ -19,8 +19,8 @@ from support.tinker_stub import Answer
 from tinker_sync import types
 from tinker_sync.errors import ClientClosedError, ConfigurationError, InvalidInputError, TinkerError
 from tinker_sync.runtime import flows
-from tinker_sync.runtime.byte_sizes import estimate_bytes, estimate_prompt_bytes, split
-from tinker_sync.runtime.training import TrainingRequest
+from tinker_sync.runtime.samples import estimate_prompt_bytes
+from tinker_sync.runtime.training import TrainingRequest, estimate_bytes, split_data
 from tinker_sync.testing import Fault, FaultPlan, LocalServer, faults
 from tinker_sync.transport.http import Http
 from tinker_sync.types.datum import Datum
@@ -162,7 +162,7 @@ class TestEstimate:
 
 
 def sizes(data: list[Datum], **limits: int) -> list[list[int]]:
-    return [[estimate_bytes(datum) for datum in chunk.data] for chunk in split(data, **limits)]
+    return [[estimate_bytes(datum) for datum in chunk.data] for chunk in split_data(data, **limits)]
 
 
 class TestSplit:
@@ -187,7 +187,7 @@ class TestSplit:
     @given(st.lists(st.integers(0, 30), min_size=1, max_size=60), st.integers(1, 40), st.integers(1, 9))
     def test_chunks_are_full_in_order(self, quarters: list[int], max_quarters: int, max_count: int) -> None:
         data = [datum_of(4 * size) for size in quarters]
-        chunks = split(data, max_bytes=4 * max_quarters, max_count=max_count)
+        chunks = split_data(data, max_bytes=4 * max_quarters, max_count=max_count)
         assert [id(datum) for chunk in chunks for datum in chunk.data] == [id(datum) for datum in data]
         for chunk, following in zip(chunks, [*chunks[1:], None], strict=True):
             assert 1 <= len(chunk.data) <= max_count
@@ -200,4 +200,4 @@ class TestSplit:
 
     def test_no_data_is_refused(self) -> None:
         with pytest.raises(InvalidInputError, match="at least one datum"):
-            split([], max_bytes=100, max_count=10)
+            split_data([], max_bytes=100, max_count=10)

@@ -1,26 +1,31 @@
 """The name of the public method that runs, and the line of the user that called it. Any thread may call this.
 
 A context variable of the calling thread holds the name, which `x-sdk-method` of each request sends to the
-server. Work in another thread keeps the name in one of two ways: `carried` wraps a job, and a request that is
-sent later stores `current()` in a field when it is made.
+server; `names_requests` decorates the classes whose public methods set it. Work in another thread keeps the
+name in one of two ways: `carried` wraps a job, and a request that is sent later stores `current()` in a field
+when it is made.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from types import CodeType
-from typing import Final, ParamSpec, TypeVar
+from types import CodeType, FunctionType
+from typing import Any, Final, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
+C = TypeVar("C", bound=type)
 
 _name: Final[ContextVar[str]] = ContextVar("tinker_sync_method", default="")
 set_current: Final = _name.set  # looked up once, because thousands of samples use it
+_MARK: Final = "_names_requests"
 _PACKAGE: Final = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
 
 current: Final[Callable[[], str]] = _name.get
@@ -89,3 +94,75 @@ def find_call_site() -> CallSite:
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         frame = frame.f_back
     return current(), frame.f_code, frame.f_lineno
+
+
+def names_requests(client: C) -> C:
+    """Decorate a client class, so that each request names the public method that causes it.
+
+    Inherited methods count too, except those of a class with the attribute `_sends_nothing`: some clients
+    are also futures. If one public method calls another, the requests name the first.
+
+    >>> @names_requests
+    ... class ShopClient:
+    ...     def buy(self):
+    ...         return self.pay()
+    ...
+    ...     def pay(self):
+    ...         return current()
+    >>> ShopClient().buy(), ShopClient().pay(), current()
+    ('ShopClient.buy', 'ShopClient.pay', '')
+    """
+    silent = {name for kind in client.__mro__ if "_sends_nothing" in vars(kind) for name in dir(kind)}
+    for attribute in set(dir(client)) - silent:
+        method = inspect.getattr_static(client, attribute)
+        if isinstance(method, FunctionType) and not attribute.startswith("_"):
+            plain = method.__dict__.get(_MARK)
+            if plain is None:
+                plain = method
+                # The error of a wrong call and a pickle name the client, not the base class with the method.
+                plain.__module__, plain.__qualname__ = client.__module__, f"{client.__qualname__}.{attribute}"
+            setattr(client, attribute, _naming(plain, f"{client.__name__}.{attribute}"))
+    return client
+
+
+def _naming(method: FunctionType, name: str) -> Callable[..., Any]:
+    make = _naming_coroutine if inspect.iscoroutinefunction(method) else _naming_call
+    wrapped = functools.wraps(method)(make(method, name))
+    setattr(wrapped, _MARK, method)
+    return wrapped
+
+
+# These functions set the name back to "" without a reset token, because a coroutine may be closed in another
+# context than the one it began in. `named` would cost a sample twice as much.
+
+
+def _naming_call(method: Callable[..., Any], name: str) -> Callable[..., Any]:
+    def naming(*args: Any, **kwargs: Any) -> Any:
+        if current():
+            return method(*args, **kwargs)
+        try:  # all within the block, because Ctrl-C may come after each step
+            set_current(name)
+            value = method(*args, **kwargs)
+            set_current("")
+        except BaseException:
+            set_current("")
+            raise
+        return value
+
+    return naming
+
+
+def _naming_coroutine(method: Callable[..., Any], name: str) -> Callable[..., Any]:
+    async def naming(*args: Any, **kwargs: Any) -> Any:
+        if current():
+            return await method(*args, **kwargs)
+        try:
+            set_current(name)
+            value = await method(*args, **kwargs)
+            set_current("")
+        except BaseException:
+            set_current("")
+            raise
+        return value
+
+    return naming

@@ -23,8 +23,7 @@ from tinker_sync._base import fork as _fork
 from tinker_sync._base.api_errors import copy_exception
 from tinker_sync._base.naming import carried
 from tinker_sync.errors import ClientClosedError, TinkerError, with_words
-from tinker_sync.runtime.failures import overlook
-from tinker_sync.runtime.futures import APIFuture
+from tinker_sync.runtime.futures import APIFuture, overlook
 from tinker_sync.runtime.lazy import HeldCalls, Shared
 
 if TYPE_CHECKING:

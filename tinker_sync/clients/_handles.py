@@ -20,8 +20,8 @@ from tinker_sync._base.secret import HeaderMap, Secret, is_secret_header, mask_t
 from tinker_sync.clients._base import REST_S, SharedRuntimes
 from tinker_sync.config import Settings
 from tinker_sync.errors import APIStatusError, InvalidInputError, WireError
+from tinker_sync.runtime.calls import redact_exception
 from tinker_sync.runtime.client import ClientRuntime
-from tinker_sync.runtime.failures import redact_exception
 from tinker_sync.runtime.handshake import ServerFacts
 from tinker_sync.runtime.rate_limiter import key_fingerprint
 from tinker_sync.runtime.session import Session

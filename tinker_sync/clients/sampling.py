@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, overload
 
 from tinker_sync._base.events import ModelNamed
-from tinker_sync._base.naming import find_call_site
+from tinker_sync._base.naming import find_call_site, names_requests
 from tinker_sync._base.policy import Meaning, Stage, rule_for
 from tinker_sync.clients._arguments import check_sample, check_sampler_path, refuse_bare_path
 from tinker_sync.clients._async import async_blocking, async_result
@@ -21,10 +21,8 @@ from tinker_sync.errors import (
     RateLimitError,
     TinkerError,
 )
-from tinker_sync.runtime.failures import log_if_unread
-from tinker_sync.runtime.futures import APIFuture
+from tinker_sync.runtime.futures import APIFuture, log_if_unread
 from tinker_sync.runtime.lazy import Lazy, Shared
-from tinker_sync.runtime.naming import names_requests
 from tinker_sync.runtime.raw import Extra
 from tinker_sync.runtime.samples import SampleLine
 from tinker_sync.types.sampling import SampleRequest, SamplingParams

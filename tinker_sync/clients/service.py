@@ -17,6 +17,7 @@ from tinker_sync import types
 from tinker_sync._base.events import ModelNamed, TokensUsed
 from tinker_sync._base.left_out import Removed, refuse_arguments
 from tinker_sync._base.log import Log
+from tinker_sync._base.naming import names_requests
 from tinker_sync._base.spelling import describe_unknown_parameter, find_closest
 from tinker_sync.clients._arguments import check_credential, check_is_path, check_service
 from tinker_sync.clients._async import async_blocking, async_future, async_result
@@ -30,7 +31,6 @@ from tinker_sync.runtime import exits, raw
 from tinker_sync.runtime.client import CLOSE_LIMIT_S, ClientRuntime
 from tinker_sync.runtime.exits import PENDING_LIMIT_S
 from tinker_sync.runtime.lazy import Lazy
-from tinker_sync.runtime.naming import names_requests
 from tinker_sync.runtime.session import Session
 from tinker_sync.types._console import session_url, sessions_url
 

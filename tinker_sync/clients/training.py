@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, get_args, ove
 
 from tinker_sync._base.lazy import LazyModule
 from tinker_sync._base.left_out import refuse_arguments
-from tinker_sync._base.naming import warn_caller
+from tinker_sync._base.naming import names_requests, warn_caller
 from tinker_sync.clients._arguments import check_loss, check_saving, check_state_path, check_step, refuse_loss
 from tinker_sync.clients._async import async_blocking, async_future, async_result
 from tinker_sync.clients._base import CREATE_S, REST_S, SAVE_S, TRAIN_S, ClientFuture, ready, start
 from tinker_sync.errors import APIResponseValidationError, InvalidInputError, TinkerError
 from tinker_sync.runtime import raw
 from tinker_sync.runtime.futures import APIFuture
-from tinker_sync.runtime.naming import names_requests
 from tinker_sync.runtime.raw import NO_EXTRA, Extra
 from tinker_sync.runtime.training import OrderedCall, PassCall, RawCall, TrainingLine
 from tinker_sync.types import (

@@ -60,12 +60,10 @@ The other modules and their contents:
                            flows and sends small requests, and the workers that guard and help it
     two_passes             a forward pass, a loss of this process, and a backward pass, as one call
     rate_limiter           the limit that the server's refusals set, shared by clients
-    byte_sizes             the sizes of requests and results, and the split of data into chunks
     session_poll           one poll for all samples of a session, if the server offers it
-    futures, awaiting      the future of a call or of several: its end, the state that it reports, and `await`
-    naming                 the public method that requests are sent for
-    failures               the log of failures that the user never looks at; errors without secrets
-    calls                  calls made from the table of endpoints, and their answers
+    futures, awaiting      the future of a call or of several: its end, its state, and `await`;
+                           the log of failures that the user never looks at
+    calls                  calls made from the table of endpoints, their answers, and errors without secrets
     published              the description that an open server publishes of itself
     spending               limits on the tokens that calls use
     lazy                   values that are made on first use; calls on a client that is not ready yet

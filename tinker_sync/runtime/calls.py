@@ -13,8 +13,7 @@ from tinker_sync._base.naming import current
 from tinker_sync._base.secret import Secret, mask_headers, mask_text
 from tinker_sync.config import Settings, Timeout
 from tinker_sync.config.settings import MAX_BODY_BYTES
-from tinker_sync.errors import APIResponseValidationError, ResponseInfo, WireError
-from tinker_sync.runtime.failures import redact_exception
+from tinker_sync.errors import APIResponseValidationError, InvalidInputError, ResponseInfo, WireError
 from tinker_sync.transport.body import PiecedBody
 from tinker_sync.transport.call import ANSWER_BYTES, NO_HEADERS, PROMISE_BYTES, Call, Reply
 from tinker_sync.types._model import Model
@@ -25,6 +24,7 @@ from tinker_sync.wire.dialect import Dialect
 from tinker_sync.wire.endpoints import ENDPOINTS, Endpoint, row_of
 from tinker_sync.wire.paths import QueryValue, encode_query
 
+_UNQUOTED: Final = "it does not have the expected form; it is not quoted, because it repeats a secret"
 _IDS: Final = ("request_id", "session_id", "sampling_session_id")
 
 
@@ -189,3 +189,31 @@ def odd_answer(
         method=row.method,
         path=row.path.text,
     )
+
+
+def redact_exception(
+    error: WireError | InvalidInputError, content: bytes, secrets: Iterable[Secret]
+) -> BaseException:
+    """If an answer contains a secret, replace the text of `error`, which quotes the answer. Return `error`.
+
+    The error quotes pieces of the answer. A piece may end in the middle of a secret, and a search for the
+    secret in the message would not find that.
+
+    Args:
+        error: the error, which is returned; its text is replaced in place.
+        content: the answer.
+        secrets: the secrets of the client.
+
+    >>> error = WireError("expected a number, got 'hello hunt…'", "$.a")
+    >>> print(redact_exception(error, b"hello hunter22", []))
+    $.a: expected a number, got 'hello hunt…'
+    >>> print(redact_exception(error, b"hello hunter22", [Secret("hunter22")]))
+    it does not have the expected form; it is not quoted, because it repeats a secret
+    """
+    if any(secret.reveal().encode("utf-8", "surrogatepass") in content for secret in secrets):
+        error.args = (_UNQUOTED,)
+        if isinstance(error, WireError):
+            error.message, error.path = _UNQUOTED, ""
+        else:
+            error.problems = (_UNQUOTED,)
+    return error

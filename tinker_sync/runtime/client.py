@@ -40,9 +40,8 @@ from tinker_sync.config import Settings
 from tinker_sync.errors import ClientClosedError, DeadlineError, EarlierCallFailedError, TinkerError
 from tinker_sync.runtime import exits
 from tinker_sync.runtime.exits import PENDING_LIMIT_S, FinishStatus
-from tinker_sync.runtime.failures import attach_unread
 from tinker_sync.runtime.flows import Flows
-from tinker_sync.runtime.futures import APIFuture
+from tinker_sync.runtime.futures import APIFuture, attach_unread
 from tinker_sync.runtime.handshake import ServerFacts
 from tinker_sync.runtime.polls import Notices
 from tinker_sync.runtime.rate_limiter import RateLimiter

@@ -11,6 +11,9 @@ workers are closed, they run in the thread that ends the future or adds them. Th
 added with `_when_done` and run inline, so they must be short. After a cancel they run on a thread of the
 client (`soon`), because they take locks.
 
+A failure that the user never looks at is logged once, with the name of the call and the user's line: when the
+future is collected, when the process ends, or when a later call depends on the failed one (`Unread`).
+
 Threads: any thread may wait, read or cancel, and so may a signal handler, because a future has no lock.
 Whatever decides about a call is appended to one list, its story: callbacks, the mark of its begin, and
 outcomes. An append is atomic in the interpreter, so all threads see one order: the first outcome that is
@@ -40,8 +43,10 @@ thread that resolves the last part merges the results. Rules of a combined futur
 from __future__ import annotations
 
 import math
+import os
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from concurrent.futures import CancelledError, Future, InvalidStateError
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -55,8 +60,9 @@ from tinker_sync._base.clock import SYSTEM_CLOCK, Clock, Wake, in_seconds, slice
 from tinker_sync._base.displays import repr_html
 from tinker_sync._base.left_out import words_on
 from tinker_sync._base.log import Log
+from tinker_sync._base.naming import CallSite
 from tinker_sync._base.numbers import numbers
-from tinker_sync.errors import TinkerError
+from tinker_sync.errors import ClientClosedError, EarlierCallFailedError, TinkerError
 
 T = TypeVar("T")
 
@@ -132,6 +138,9 @@ Submit = Callable[[Job], object]
 """A function that passes a job to the workers; raises RuntimeError if they take no more jobs."""
 
 _log = Log(__name__)
+_unread_log = Log("tinker_sync.clients")
+# These are not logged, because they follow from a reported failure, or from an action of the user.
+_EXPECTED: Final = (CancelledError, ClientClosedError, EarlierCallFailedError)
 
 if sys.version_info >= (3, 11):
     WaitTimeout = TimeoutError
@@ -213,12 +222,13 @@ class APIFuture(Future[T]):
 
     _advice = "; call .result() first, which waits for it"
     _foreign = "this call was made before the process was forked; its result arrives in the parent only"
+    _sends_nothing = True  # see `names_requests`
     _only_reads = False
     """True if the call changes nothing at the server; the end of its client then fails the call at once."""
     _call_site: Any = None
     """The public method of the call and the user's line that called it (`naming.CallSite`), or None.
 
-    `runtime.naming` uses this, `_overlooked` and `_looked_at` to log a failure that the user never looks at.
+    `log_if_unread` uses this, `_overlooked` and `_looked_at`.
     """
     _overlooked: Any = None
     """The object that logs the failure of the call unless the user looks at it; None without a failure."""
@@ -1016,3 +1026,65 @@ class CombinedFuture(ComposedFuture[PartT, WholeT]):
             self.fail(failure)
         else:
             self.resolve(whole)
+
+
+# ------------------------------------------------------------------------------------------ unread failures
+
+
+class Unread:
+    """The failure of a call, to be logged unless the user looks at the call first.
+
+    Args:
+        text: the text to log; set to "" when it is logged, or when the user looks at the call.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self._generation = _fork.generation()
+
+    def log(self) -> None:
+        """Log the failure once, unless the user has looked at the call.
+
+        A forked child does not log the failures that its parent noted before the fork.
+        """
+        text, self.text = self.text, ""
+        if text and self._generation == _fork.generation():
+            _unread_log.warning("%s", text)
+
+
+def log_if_unread(future: APIFuture[Any], site: CallSite) -> None:
+    """Store `site`, the public method and the line that made a call, in the future of the call.
+
+    If the call fails and the user never looks at it, an `Unread` logs the failure.
+    """
+    future._call_site = site
+    future._when_done(attach_unread)
+
+
+def attach_unread(future: APIFuture[Any]) -> None:
+    """Attach an `Unread` to a future that has failed, unless the user has looked at the future already.
+
+    The `Unread` logs the failure when the future is collected or the process ends. A cancel gets no `Unread`,
+    nor does a failure that follows from an earlier failure or from `close`.
+    """
+    failure, site = future.failure, future._call_site
+    if failure is None or site is None or isinstance(failure, _EXPECTED):
+        return
+    if future._looked_at or future._overlooked is not None:
+        return
+    name, code, line = site
+    call = name.rpartition(".")[2] or "a call"
+    place = f"{os.path.basename(code.co_filename)}:{line}"
+    words = f"{type(failure).__name__}: {failure}"
+    overlook(future, f"{call} at {place} failed, and its result was never looked at: {words}")
+
+
+def overlook(future: APIFuture[Any], text: str) -> None:
+    """Log `text` when a failed future is collected or the process ends, unless the user looks at it first.
+
+    The user may be waiting for the future already.
+    """
+    future._overlooked = unread = Unread(text)
+    if future._looked_at:
+        unread.text = ""
+    weakref.finalize(future, unread.log)

@@ -57,7 +57,7 @@ from tinker_sync.errors import (
     WireError,
 )
 from tinker_sync.runtime.admission import ModelPause
-from tinker_sync.runtime.failures import redact_exception
+from tinker_sync.runtime.calls import redact_exception
 from tinker_sync.runtime.flows import Flow, Flows, Quota, Task
 from tinker_sync.runtime.futures import APIFuture, FutureState, Submit
 from tinker_sync.runtime.workers import InOrder, Workers

@@ -1,20 +1,22 @@
 """Calls that users write themselves: routes that this client does not know, and fields of their own.
 
-`Extra` holds what a user adds to a call of a public method. `request` is a call of any route: it is sent like
+`Extra` holds what a user adds to a call of a public method, and the context of the user's trace as W3C
+headers. `request` is a call of any route: it is sent like
 the calls of the table (key, retries, errors), and its future ends with the parsed JSON of the answer, or of
 the result if the answer is a promise. `later` makes any call that blocks, for clients too.
 """
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from tinker_sync._base.naming import carried, find_call_site
 from tinker_sync._base.secret import HeaderMap
-from tinker_sync._base.trace_context import trace_headers
 from tinker_sync.config.settings import header_problem
 from tinker_sync.errors import InvalidInputError, WireError
 from tinker_sync.runtime.calls import foreign_promise, odd_answer, read_promise
@@ -32,6 +34,7 @@ T = TypeVar("T")
 
 _PATH: Final = re.compile(r"/[!$%&'()*+,\-./0-9:;=@A-Z_a-z~]*")
 _NUMBER: Final = "seq_id"
+_NO_TRACE: Final[dict[str, str]] = {}
 
 
 class Extra(NamedTuple):
@@ -72,6 +75,33 @@ class Extra(NamedTuple):
 
 
 NO_EXTRA: Final = Extra()
+
+
+def trace_headers() -> dict[str, str]:
+    """Return `traceparent`, and `tracestate` if there is one, of the current span; empty without a span.
+
+    OpenTelemetry is not imported for this, because a program that has not imported it has no span. Baggage is
+    not sent, because users put data of their own into it.
+
+    `OTEL_PROPAGATORS` without `tracecontext`, such as `none`, turns this off.
+
+    >>> trace_headers()
+    {}
+    """
+    trace = sys.modules.get("opentelemetry.trace")
+    if trace is None:
+        return _NO_TRACE
+    try:
+        context = trace.get_current_span().get_span_context()
+        if not context.is_valid or "tracecontext" not in os.environ.get("OTEL_PROPAGATORS", "tracecontext"):
+            return _NO_TRACE
+        ids = f"{context.trace_id:032x}-{context.span_id:016x}"
+        headers = {"traceparent": f"00-{ids}-{context.trace_flags & 0xFF:02x}"}
+        if context.trace_state:
+            headers["tracestate"] = context.trace_state.to_header()
+    except Exception:  # noqa: BLE001  # it may be half imported, or another package of that name
+        return _NO_TRACE
+    return headers
 
 
 def check_body(what: str, body: object, *, numbered: bool = True) -> None:

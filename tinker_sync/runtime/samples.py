@@ -31,7 +31,6 @@ from tinker_sync._base.policy import BLOCKED_PAUSE_S, UNREADABLE, Ledger, Meanin
 from tinker_sync._base.secret import HeaderMap
 from tinker_sync.errors import APIError, APIResponseValidationError, DeadlineError, TinkerError
 from tinker_sync.runtime.admission import ModelPause, Turn
-from tinker_sync.runtime.byte_sizes import estimate_prompt_bytes, most_sample_bytes
 from tinker_sync.runtime.calls import foreign_promise, read_promise
 from tinker_sync.runtime.flows import CalledOff, Flow
 from tinker_sync.runtime.futures import APIFuture
@@ -41,7 +40,7 @@ from tinker_sync.runtime.raw import NO_EXTRA, Extra
 from tinker_sync.runtime.reactor import QUICK_BYTES
 from tinker_sync.runtime.spending import Reservation, length_of
 from tinker_sync.transport import retries
-from tinker_sync.transport.call import PROMISE_BYTES, Call, Reply, SendFailed
+from tinker_sync.transport.call import ANSWER_BYTES, PROMISE_BYTES, Call, Reply, SendFailed
 from tinker_sync.transport.retries import Judge
 from tinker_sync.types._structured import field_names
 from tinker_sync.types.model_input import EncodedTextChunk, ModelInput
@@ -71,6 +70,13 @@ _JOIN_S: Final = 300.0
 # The refusal of a larger request costs so much bandwidth that the next try waits for longer.
 _SMALL_BYTES: Final = 128 * 1024
 _LARGE_PAUSE_S: Final = 5.0
+_TOKEN_BYTES: Final = 10  # of the prompt, as decimal text
+# A token or a log-probability takes some 30 bytes as JSON.
+_RESULT_TOKEN_BYTES: Final = 100
+# The most bytes of a result for each byte of target tokens to score.
+_RESULT_FACTOR: Final = 64
+# The length of a sample to which the request sets no limit.
+_LONGEST_SAMPLE: Final = 1_000_000
 # A token id that marks the place of the tokens in an encoded request. No other field contains it, except
 # perhaps a stop text, which `_learn` notices.
 _MARK: Final = 1_999_999_999
@@ -418,6 +424,33 @@ class SampleJob:
             waited_s=runtime.clock.now() - future.timeline.queued,
             last_words=words,
         )
+
+
+def estimate_prompt_bytes(prompt: ModelInput) -> int:
+    """Return the estimated size of a prompt in a sampling request. A text token counts as 10 bytes.
+
+    >>> estimate_prompt_bytes(ModelInput.from_ints([1, 2, 3]))
+    30
+    """
+    return prompt._estimate_bytes(_TOKEN_BYTES)
+
+
+def most_sample_bytes(request: SampleRequest, prompt_bytes: int) -> int:
+    """Return an upper bound for the size of a sampling request's result.
+
+    >>> from tinker_sync.types import SampleRequest, SamplingParams
+    >>> prompt, settings = ModelInput.from_ints([1]), SamplingParams(max_tokens=5)
+    >>> most_sample_bytes(SampleRequest(prompt=prompt, sampling_params=settings), 10) // 2**20
+    8
+    """
+    longest = request.sampling_params.max_tokens
+    sampled = request.num_samples * (_LONGEST_SAMPLE if longest is None else longest)
+    most_bytes = ANSWER_BYTES + sampled * _RESULT_TOKEN_BYTES * (1 + request.topk_sample_logprobs)
+    scores = 1 + request.topk_prompt_logprobs + request.prompt_alt_tokens_k
+    most_bytes += prompt_bytes // _TOKEN_BYTES * _RESULT_TOKEN_BYTES * scores
+    if request.target_prompt_logprobs is not None:
+        most_bytes += request.target_prompt_logprobs.nbytes * _RESULT_FACTOR
+    return most_bytes
 
 
 # ------------------------------------------------------------------------------------------ the policy

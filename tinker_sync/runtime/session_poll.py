@@ -36,7 +36,7 @@ from tinker_sync._base.log import Log
 from tinker_sync._base.numbers import numbers
 from tinker_sync._base.policy import Ledger, Stage, delay_s, rule_for
 from tinker_sync.errors import WireError
-from tinker_sync.runtime.failures import redact_exception
+from tinker_sync.runtime.calls import redact_exception
 from tinker_sync.runtime.flows import Flow, Moment
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.polls import FLOOR_S, Decode, GoneError, Polls, Promise, poll

@@ -22,7 +22,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from attrs import define, field
 
@@ -54,11 +54,9 @@ from tinker_sync.runtime.answers import (
     read_with_loss,
     weights_of,
 )
-from tinker_sync.runtime.byte_sizes import DataChunk, most_pass_bytes, split
 from tinker_sync.runtime.calls import foreign_promise, make_call, read_promise
-from tinker_sync.runtime.failures import Unread, log_if_unread
 from tinker_sync.runtime.flows import Flow
-from tinker_sync.runtime.futures import APIFuture, CombinedFuture
+from tinker_sync.runtime.futures import APIFuture, CombinedFuture, Unread, log_if_unread
 from tinker_sync.runtime.lazy import HeldCalls
 from tinker_sync.runtime.polls import Decode, Promise
 from tinker_sync.runtime.raw import NO_EXTRA, Extra, plain_result
@@ -67,7 +65,7 @@ from tinker_sync.runtime.send_queue import Entry, NotTaken, SendQueue, Unanswere
 from tinker_sync.runtime.spending import Reservation, length_of
 from tinker_sync.runtime.workers import no_thread
 from tinker_sync.transport.body import PiecedBody
-from tinker_sync.transport.call import Call, Reply, SendFailed
+from tinker_sync.transport.call import ANSWER_BYTES, Call, Reply, SendFailed
 from tinker_sync.types.datum import Datum, count_trained
 from tinker_sync.types.model import UnloadModelRequest, UnloadModelResponse
 from tinker_sync.types.model_input import ModelInput
@@ -99,6 +97,9 @@ _CURVE_POINTS: Final = 10_000
 # About eight small chunks are under way at once: each uses a connection, so it counts more than its size.
 _LEAST_TRAIN_BYTES: Final = 2_000_000
 _SMALL_BYTES: Final = 64 * 1024
+_TOKEN_BYTES: Final = 4  # of an input, as int32
+# A pass gives a few numbers for each token. In a request the token takes 12 bytes and more.
+_RESULT_FACTOR: Final = 64
 _SEQ_ID_TAG: Final = b"\x10"  # field 2, varint; a message may hold its fields in any order
 _UNLOAD: Final = "unload_model"
 
@@ -485,7 +486,7 @@ class PassCall(TrainingCall):
         if self._forward_only and not facts.dialect.forward_only:
             runtime.server.refuse_without_forward()
         with runtime.spending.reserve(self._estimate_cost, self._limiters) as reservation:
-            chunks = split(
+            chunks = split_data(
                 self._whole.data,
                 max_bytes=limits.fwdbwd_max_chunk_bytes_count,
                 max_count=limits.fwdbwd_max_chunk_len,
@@ -826,6 +827,67 @@ def _was_not_sent(error: TinkerError) -> bool:
         return False
     # Of the other errors, only an APIError with a cause other than a failed send leaves this open.
     return not isinstance(error, APIError) or isinstance(error.__cause__, (SendFailed, type(None)))
+
+
+# ------------------------------------------------------------------------------------------ chunks
+
+
+class DataChunk(NamedTuple):
+    """A chunk of a pass: the data of one request, in the order of the call, and their estimated size."""
+
+    data: Sequence[Datum]
+    size_bytes: int
+
+
+def estimate_bytes(datum: Datum) -> int:
+    """Return the estimated size of a datum in a training request.
+
+    >>> from tinker_sync.types import Datum
+    >>> datum = Datum(ModelInput.from_ints([1, 2, 3]), {"target_tokens": [2, 3, 4], "weights": [0, 1, 1]})
+    >>> estimate_bytes(datum)  # 3 tokens of 4 bytes, 3 targets of 8, 3 weights of 4
+    48
+    """
+    size_bytes = datum.model_input._estimate_bytes(_TOKEN_BYTES)
+    for tensor in datum.loss_fn_inputs.values():
+        size_bytes += tensor._numpy.nbytes if tensor._crow is None else tensor.nbytes
+    return size_bytes
+
+
+def split_data(data: Sequence[Datum], *, max_bytes: int, max_count: int) -> list[DataChunk]:
+    """Split data into chunks of at most `max_bytes` (estimated) and `max_count` data each, in order.
+
+    A datum larger than `max_bytes` gets a chunk of its own.
+
+    Raises:
+        InvalidInputError: there is no data.
+
+    >>> from tinker_sync.types import Datum
+    >>> datum = Datum(ModelInput.from_ints([1, 2]))
+    >>> [len(chunk.data) for chunk in split_data([datum] * 5, max_bytes=1000, max_count=2)]
+    [2, 2, 1]
+    """
+    if not data:
+        raise InvalidInputError("data: expected at least one datum, got none")
+    chunks = []
+    begin = size_bytes = 0
+    for index, datum in enumerate(data):
+        datum_bytes = estimate_bytes(datum)
+        count = index - begin
+        if count and (size_bytes + datum_bytes > max_bytes or count >= max_count):
+            chunks.append(DataChunk(data[begin:index], size_bytes))
+            begin, size_bytes = index, 0
+        size_bytes += datum_bytes
+    chunks.append(DataChunk(data[begin:], size_bytes))
+    return chunks
+
+
+def most_pass_bytes(chunk_bytes: int) -> int:
+    """Return an upper bound for the size of a chunk's result; for other training calls, `chunk_bytes` is 0.
+
+    >>> most_pass_bytes(0) // 2**20
+    8
+    """
+    return ANSWER_BYTES + chunk_bytes * _RESULT_FACTOR
 
 
 # ------------------------------------------------------------------------------------------ bodies

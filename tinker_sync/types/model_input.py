@@ -416,6 +416,23 @@ class ModelInput(Model):
                 place = list(chunk.tokens).index(least)
                 yield f".chunks[{index}].tokens[{place}]: expected 0 or more, got {least}"
 
+    def _estimate_bytes(self, token_bytes: int) -> int:
+        """Return the size to which the limits of servers refer, with `token_bytes` for each token of text.
+
+        It is computed without encoding the input. Field names and framing do not count.
+        """
+        size_bytes = 0
+        for chunk in self.chunks:
+            if isinstance(chunk, EncodedTextChunk):
+                size_bytes += token_bytes * chunk.length
+            elif isinstance(chunk, ImageChunk):
+                size_bytes += len(chunk.data)
+            elif isinstance(chunk, DmelChunk):
+                size_bytes += len(chunk.dmel)
+            else:
+                size_bytes += len(chunk.location)
+        return size_bytes
+
     def known_length(self) -> int | None:
         """Return the length if all chunks are text, else None.
 

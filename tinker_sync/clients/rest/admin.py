@@ -6,11 +6,11 @@ from datetime import date, datetime
 from typing import TYPE_CHECKING, Final, Literal
 
 from tinker_sync import types
+from tinker_sync._base.naming import names_requests
 from tinker_sync.clients._async import async_result
 from tinker_sync.clients.rest._base import RestBase
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.runtime.futures import APIFuture
-from tinker_sync.runtime.naming import names_requests
 
 if TYPE_CHECKING:
     from tinker_sync.types import (

@@ -16,7 +16,7 @@ from attrs import frozen
 from tinker_sync import types
 from tinker_sync._base.lazy import LazyModule
 from tinker_sync._base.log import Log
-from tinker_sync._base.naming import carried, find_call_site, warn_caller
+from tinker_sync._base.naming import carried, find_call_site, names_requests, warn_caller
 from tinker_sync._base.secret import Secret, mask_text
 from tinker_sync.clients._async import async_result
 from tinker_sync.clients._base import REST_S
@@ -40,7 +40,6 @@ from tinker_sync.errors import (
 )
 from tinker_sync.runtime.calls import make_call, odd_answer
 from tinker_sync.runtime.futures import APIFuture
-from tinker_sync.runtime.naming import names_requests
 from tinker_sync.runtime.workers import Workers
 from tinker_sync.transport.call import Reply
 from tinker_sync.types._checks import as_whole
