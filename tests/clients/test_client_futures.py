@@ -548,12 +548,12 @@ def test_a_training_client_needs_a_model() -> None:
 def test_a_sampling_client_of_an_existing_session() -> None:
     with StubServer() as stub, tinker.ServiceClient(base_url=stub.url, api_key="tml-key") as service:
         first = service.create_sampling_client(base_model="stub/model")
-        session_id = first._sampling_session_id
+        session_id = first.sampling_session_id
         second = tinker.SamplingClient(
             service.holder, sampling_session_id=session_id, base_model="stub/model"
         )
         assert second.done()
-        assert second._sampling_session_id == session_id
+        assert second.sampling_session_id == session_id
         for client in (first, second):
             assert len(client.sample(PROMPT, 1, PARAMS).result().sequences) == 1
         assert second.get_base_model() == "stub/model"

@@ -378,7 +378,7 @@ def test_a_call_that_is_being_sent_is_not_ended_by_the_timer_of_its_turn(
 ) -> None:
     trainer = service.create_lora_training_client("stub/model").result(PATIENCE_S)
     future: APIFuture[Any] = APIFuture()
-    assert future._begin()
+    assert future.set_running_or_notify_cancel()
     service.holder.lifecycle.end_in_turn(future, service.holder.clock.now(), "a call")
     trainer.optim_step(STEP).result(PATIENCE_S)  # the reactor has run the timer by then
     assert not future.done()

@@ -31,10 +31,15 @@ AUDIT = {"entries": []}
 
 
 @pytest.fixture
-def rest(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> Iterator[RestClient]:
+def service(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> Iterator[tinker_sync.ServiceClient]:
     monkeypatch.setenv("TINKER_PACE", "0.01")  # for the pauses before retries
-    with tinker_sync.ServiceClient(base_url=stub.url, api_key="tml-rest") as service:  # type: ignore[attr-defined]
-        yield RestClient(service.holder)
+    with tinker_sync.ServiceClient(base_url=stub.url, api_key="tml-rest") as made:  # type: ignore[attr-defined]
+        yield made
+
+
+@pytest.fixture
+def rest(service: tinker_sync.ServiceClient) -> RestClient:
+    return RestClient(service.holder)
 
 
 def last(stub: Stub) -> Asked:
@@ -140,9 +145,11 @@ def test_what_cannot_be_meant_is_refused_before_anything_is_sent(
     assert stub.log == []
 
 
-def test_a_call_beside_the_end_of_the_client_is_refused_by_name(rest: RestClient) -> None:
+def test_a_call_beside_the_end_of_the_client_is_refused_by_name(
+    rest: RestClient, service: tinker_sync.ServiceClient
+) -> None:
     """The client is not marked as closed yet, and its workers take no more jobs."""
-    runtime = rest._runtime
+    runtime = service.holder
     runtime.pools.rest.close()
     runtime.pools.awaited.close()
     with pytest.raises(errors.ClientClosedError):

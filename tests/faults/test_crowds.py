@@ -311,8 +311,8 @@ class TestForcedInterleavings:
                 pass
 
         with queue_of(send) as queue:
-            first, second = entry("a"), entry("b")
-            first.future._when_done(hold)
+            request, second = FakeRequest("a", hold), entry("b")
+            first = Entry("a", [request], request.future)
             queue.put(first)
             with steps("append"):
                 queue.put(second)

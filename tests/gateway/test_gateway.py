@@ -99,7 +99,7 @@ def test_results_of_tools_have_no_weight(sampling: SamplingClient) -> None:
         agent.say(chat, tools=[ADD], max_tokens=6)
         other, trajectory = gateway.trajectories()
         assert len(other.turns) == 1
-        text = gateway._tokenizer.decode(trajectory.turns[0].prompt.tolist())
+        text = sampling.get_tokenizer().decode(trajectory.turns[0].prompt.tolist())
         assert '<tool_call>{"name": "add", "arguments": {"a": 2}}</tool_call>' in text
         assert "<tool_response>5</tool_response>" in text
         assert len(trajectory.datum(1.0).loss_fn_inputs["advantages"].to_numpy().nonzero()[0]) == sum(

@@ -123,7 +123,7 @@ def test_a_cancelled_call_is_counted_as_such() -> None:
 def test_a_client_without_metrics_makes_no_events_for_them() -> None:
     with LocalServer(model=MODEL) as server, server.service() as service:
         sample(service)
-        events = service._runtime.connection.events
+        events = service.holder.connection.events
         kinds = (CallMade, RequestEncoded, ReplyReceived, RequestLost)
         assert not any(events.wants(kind) for kind in kinds)
         metrics = service.metrics()

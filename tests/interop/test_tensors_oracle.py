@@ -94,9 +94,15 @@ def taken(make: Any, *args: Any, **kwargs: Any) -> Any:
             return None
 
 
+def stored(tensor: Any) -> np.ndarray:
+    """Return the numbers that a server receives; `to_numpy` would fill in the zeros of a sparse tensor."""
+    values: np.ndarray = tensor._numpy
+    return values
+
+
 def wire(tensor: Any) -> Any:
     """Return the parts of a tensor that a server receives, with -1 in the shape replaced by the real size."""
-    values = tensor._numpy
+    values = stored(tensor)
     shape = None if tensor.shape is None else list(tensor.shape)
     if shape is not None and -1 in shape:
         shape = list(values.shape)
@@ -133,7 +139,7 @@ def changed(given_value: Any, tensor: Any) -> bool:
     """Return True if a number in the tensor differs from the given one by more than rounding to float32."""
     if getattr(given_value, "dtype", np.dtype(int)).kind == "c":
         return True
-    for cell, kept in zip(flat(given_value), tensor._numpy.reshape(-1).tolist(), strict=True):
+    for cell, kept in zip(flat(given_value), stored(tensor).reshape(-1).tolist(), strict=True):
         if isinstance(cell, complex):
             return True
         meant = float("nan") if cell is None else cell
@@ -153,7 +159,7 @@ def check_tensors(given_value: Any, theirs: Any, mine: Any, widened: bool = Fals
         assert changed(given_value, theirs), given_value
         return
     if widened and theirs.dtype == "float32" and mine.dtype == "int64":
-        assert np.array_equal(theirs._numpy, mine._numpy.astype(np.float32))
+        assert np.array_equal(stored(theirs), stored(mine).astype(np.float32))
         return
     assert not changed(given_value, mine), given_value
     assert changed(given_value, theirs) or same(wire(mine), wire(theirs)), given_value

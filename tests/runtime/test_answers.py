@@ -410,7 +410,7 @@ class TestCancel:
 
     def test_of_a_part_fails_the_whole(self) -> None:
         whole, parts = combined_of(2)
-        whole._begin()
+        whole.set_running_or_notify_cancel()
         parts[0].cancel()
         with pytest.raises(CancelledError):
             whole.result(0)

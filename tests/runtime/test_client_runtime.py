@@ -310,12 +310,11 @@ def test_a_line_after_two_seconds_and_one_warning_at_the_limit(
     caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     changes = PendingChanges(Clock(0.0, 2.5, 60.0))
-    futures: list[APIFuture[Any]] = [APIFuture() for _ in range(3)]
+    futures: list[APIFuture[Any]] = [APIFuture(when_done=(lambda _: None,)) for _ in range(3)]
     with named("TrainingClient.save_state"):
         changes.add(futures[0])
     for future in futures[1:]:
         changes.add(future, "optim_step")
-    futures[0]._when_done(lambda _: None)
     waiting = threading.Thread(target=changes.wait, args=(60.0,))
     with caplog.at_level(logging.WARNING):
         waiting.start()

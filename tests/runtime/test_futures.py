@@ -358,9 +358,8 @@ class TestCallbacks:
             def __call__(self, _: Any) -> None:
                 pass
 
-        future, callback = APIFuture[int](), Callback()
-        gone = weakref.ref(callback)
-        future._when_done(callback)
+        callback = Callback()
+        future, gone = APIFuture[int](when_done=(callback,)), weakref.ref(callback)
         future.add_done_callback(callback)
         future.resolve(7)
         del callback
@@ -373,17 +372,17 @@ class TestCancel:
         assert future.cancel()
         assert future.cancel()
         assert future.cancelled()
-        assert not future._begin()
+        assert not future.set_running_or_notify_cancel()
         with pytest.raises(concurrent.futures.CancelledError):
             future.result()
 
     def test_not_once_it_is_sent(self) -> None:
         future = APIFuture[int]()
-        assert future._begin()
+        assert future.set_running_or_notify_cancel()
         assert not future.cancel()
-        assert future._begin()  # the request is sent again
+        assert future.set_running_or_notify_cancel()  # the request is sent again
         assert future.resolve(7)
-        assert not future._begin()
+        assert not future.set_running_or_notify_cancel()
         assert not future.cancel()
 
     def test_a_second_one_does_not_lose_the_callbacks_of_the_first(self) -> None:
@@ -394,8 +393,8 @@ class TestCancel:
                 with steps("callbacks of the first"):
                     super()._conclude(*given)
 
-        future, seen = Stepped(), []
-        future._when_done(seen.append)
+        seen: list[Any] = []
+        future = Stepped(when_done=(seen.append,))
         with aside(future.cancel) as cancelled:
             until(future.cancelled)
             with steps("second cancel"):
@@ -413,8 +412,8 @@ class TestCancel:
                     raise KeyboardInterrupt
                 super()._conclude(*given)
 
-        future, seen = Interrupted(), list[Any]()
-        future._when_done(seen.append)
+        seen = list[Any]()
+        future = Interrupted(when_done=(seen.append,))
         waiting = start(lambda: future.result(PATIENCE_S))
         until(lambda: future._waiting)
         with pytest.raises(KeyboardInterrupt):
@@ -425,9 +424,8 @@ class TestCancel:
             waiting.result(PATIENCE_S)
 
     def test_ctrl_c_in_a_callback_loses_no_other_callback(self) -> None:
-        future, seen = APIFuture[int](), list[Any]()
-        future._when_done(raising(KeyboardInterrupt()))
-        future._when_done(seen.append)
+        seen = list[Any]()
+        future = APIFuture[int](when_done=(raising(KeyboardInterrupt()), seen.append))
         with pytest.raises(KeyboardInterrupt):
             future.cancel()
         assert seen == [future]
@@ -440,7 +438,7 @@ class TestCancel:
                 partial(future.fail, KeyError()),
                 future.cancel,
                 future.cancel,
-                future._begin,
+                future.set_running_or_notify_cancel,
             )
             won = {"resolved": outcomes[0], "failed": outcomes[1], "cancelled": outcomes[2] or outcomes[3]}
             assert sum(won.values()) == 1
@@ -491,14 +489,13 @@ def test_ctrl_c_cannot_leave_a_future_locked() -> None:
         if event == "return" and frame.f_code is entered:
             raise KeyboardInterrupt
 
-    for use in (future._when_done, future.add_done_callback):
-        sys.setprofile(interrupt)
-        try:
-            use(lambda _: None)
-        except KeyboardInterrupt:
-            pass
-        finally:
-            sys.setprofile(None)
+    sys.setprofile(interrupt)
+    try:
+        future.add_done_callback(lambda _: None)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.setprofile(None)
     other = threading.Thread(target=future.resolve, args=(7,), daemon=True)
     other.start()
     other.join(PATIENCE_S)  # not a wait for the result, which would release the lock
@@ -529,11 +526,10 @@ class TestAnyMoment:
 
     CALLS: ClassVar[dict[str, Callable[[APIFuture[Any]], Any]]] = {
         "cancel": lambda future: future.cancel(),
-        "begin": lambda future: future._begin(),
+        "begin": lambda future: future.set_running_or_notify_cancel(),
         "done": lambda future: future.done(),
         "result": lambda future: future.result(timeout=0),
         "add_done_callback": lambda future: future.add_done_callback(lambda _: None),
-        "when_done": lambda future: future._when_done(lambda _: None),
     }
 
     @pytest.mark.parametrize("name", CALLS)
@@ -554,9 +550,8 @@ class TestAnyMoment:
 
 class _Trial:
     def __init__(self) -> None:
-        self.future, self.seen = APIFuture[Any](), list[Any]()
-        self.future._when_done(self.seen.append)
-        self.future._when_done(self.seen.append)
+        self.seen = list[Any]()
+        self.future = APIFuture[Any](when_done=(self.seen.append, self.seen.append))
 
     def run(self, method: Callable[[APIFuture[Any]], Any]) -> None:
         with suppress(TimeoutError, concurrent.futures.CancelledError):
@@ -606,7 +601,6 @@ class TestFunctionsOfTheStandardLibrary:
         for _ in range(200):
             future, seen = APIFuture[Any](), list[int]()
             callbacks = [partial(lambda seen, n, _: seen.append(n), seen, n) for n in range(6)]
-            adders = [partial(future._when_done, each) for each in callbacks[:3]]
-            users = [partial(future.add_done_callback, each) for each in callbacks[3:]]
-            together(*adders, *users, partial(future.resolve, 7), future.cancel)
+            adders = [partial(future.add_done_callback, each) for each in callbacks]
+            together(*adders, partial(future.resolve, 7), future.cancel)
             assert sorted(seen) == [0, 1, 2, 3, 4, 5]

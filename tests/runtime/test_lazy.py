@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -9,9 +10,9 @@ from typing import Any
 
 import pytest
 from support.crowd import until
+from support.forks import in_child
 from support.raising import raising
 
-from tinker_sync._base import fork as _fork
 from tinker_sync._base.api_errors import copy_exception
 from tinker_sync.errors import APIStatusError, DeadlineError
 from tinker_sync.runtime.lazy import Lazy, Shared
@@ -107,16 +108,15 @@ def test_a_thread_with_more_time_makes_the_value_itself(failure: Exception) -> N
         assert isinstance(more.exception(120), KeyError)
 
 
-def test_a_forked_child_does_not_wait_for_what_only_the_parent_does(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_does_not_wait_for_what_only_the_parent_does() -> None:
     flight = Flight()
-    child: Lazy[int] = Lazy()
-    child.__dict__.update(flight.lazy.__dict__)
-    with monkeypatch.context() as patch:
-        patch.setattr(_fork, "_generation", _fork.generation() + 1)
-        assert child.get(lambda: 8) == 8
-        assert child.get(never) == 8
+
+    def work() -> None:
+        assert flight.lazy.get(lambda: 8) == 8
+        assert flight.lazy.get(never) == 8
+
+    in_child(work)
     flight.land(lambda: 7)
     assert flight.first.result(120) == 7
 

@@ -195,8 +195,10 @@ def status(code: int) -> APIStatusError:
 class HeartbeatBench:
     """A heartbeat whose answers are scripted, and the counts and reports of its steps."""
 
-    def __init__(self, *answers: Exception | None, always_offered: bool = True) -> None:
-        self.clock = FakeClock(automatic=False)
+    def __init__(
+        self, *answers: Exception | None, always_offered: bool = True, clock: FakeClock | None = None
+    ) -> None:
+        self.clock = clock or FakeClock(automatic=False)
         self.answers = list(answers)
         self.cpu_s = 0.0
         self.beats = 0
@@ -364,19 +366,17 @@ def test_a_hint_brings_the_next_heartbeat_now_but_not_a_storm_of_them() -> None:
     assert bench.beats == 1
 
 
-def test_a_stop_that_comes_as_the_thread_wakes_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = HeartbeatBench()
-    beats = bench.heartbeat
-    monkeypatch.setattr(beats, "_thread", threading.current_thread())
-    clear = beats._wake.clear
+def test_a_stop_that_comes_as_the_thread_wakes_is_not_lost() -> None:
+    class StoppingClock(FakeClock):
+        def wait(self, event: threading.Event, timeout_s: float) -> bool:
+            bench.heartbeat.stop()  # before the thread clears the event
+            return True
 
-    def stop_first() -> None:
-        beats.stop()
-        clear()
-
-    monkeypatch.setattr(beats._wake, "clear", stop_first)
-    beats._wake.set()
-    assert not beats._await_turn()
+    bench = HeartbeatBench(clock=StoppingClock())
+    bench.heartbeat.start()
+    bench.heartbeat.join(120)
+    assert bench.heartbeat.ended.is_set()
+    assert bench.beats == 0
 
 
 def test_the_thread_calls_the_function_passed_to_stop() -> None:

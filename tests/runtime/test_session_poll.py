@@ -14,7 +14,7 @@ from support.sends import HandReactor, NoWorkers
 from tinker_sync.runtime.flows import CalledOff, Flow, Flows, Quota
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.polls import GoneError, Polls, Promise
-from tinker_sync.runtime.session_poll import PATH, SessionPoll
+from tinker_sync.runtime.session_poll import EARLY_KEPT, PATH, SessionPoll
 from tinker_sync.transport.call import SendFailed
 
 ONE = "/api/v1/retrieve_future"
@@ -112,11 +112,12 @@ def test_an_announcement_may_come_before_the_promise(bench: Bench) -> None:
     assert future.result(0) == {"of": "b"}
 
 
-def test_announcements_without_waiter_are_dropped(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tinker_sync.runtime.session_poll.EARLY_KEPT", 3)
+def test_of_announcements_without_waiter_only_the_latest_are_kept(bench: Bench) -> None:
     bench.wait_for("a")
-    bench.announce(5, *"vwxyz")
-    assert list(bench.together._early) == ["x", "y", "z"]
+    bench.announce(5, "first", "second", *map(str, range(EARLY_KEPT - 1)))
+    for early in ("first", "second"):
+        bench.wait_for(early)
+    assert bench.singles() == ["second"]
 
 
 @pytest.mark.parametrize("status", [404, 405, 501, 403, 422])

@@ -14,7 +14,7 @@ from typing import Any
 from support.clock import PATIENCE_S, FakeClock
 from support.tinker_stub import PROTO, Asked, Behaviour, Stub, StubServer, _fields
 
-from tinker_sync._base.clock import paced
+from tinker_sync._base.clock import Clock, paced
 from tinker_sync.clients.sampling import SamplingClient
 from tinker_sync.clients.service import ServiceClient
 from tinker_sync.clients.training import TrainingClient
@@ -110,15 +110,19 @@ def hasty_service(
         start: request the server's settings now. If False, `open_server` has no effect.
     """
     client = ServiceClient(**{"base_url": stub.url, "api_key": "tml-hasty", **options})  # type: ignore[attr-defined]
+    clock = HastyClock()
+    set_clock(client, clock, limiter=RateLimiter(clock=clock))
+    _hasten(client.holder.reactor, clock)
+    if start:
+        client.holder.server.ready().polls.open_server = open_server
+    return client
+
+
+def set_clock(client: ServiceClient, clock: Clock, **parts: Any) -> None:
+    """Give an unused client this clock, before it reads the clock of the machine."""
     settings = client.holder.settings
     client.close("success").result(PATIENCE_S)
-    clock = HastyClock()
-    runtime = ClientRuntime(settings, session=Session(), limiter=RateLimiter(clock=clock), clock=clock)
-    _hasten(runtime.reactor, clock)
-    client._runtime = runtime
-    if start:
-        runtime.server.ready().polls.open_server = open_server
-    return client
+    client._runtime = ClientRuntime(settings, session=Session(), clock=clock, **parts)
 
 
 @contextmanager

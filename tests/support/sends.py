@@ -17,9 +17,9 @@ from tinker_sync.transport.call import Call, Reply, SendFailed
 class FakeRequest:
     """A request with a name instead of a body."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *when_done: Callable[[Any], object]) -> None:
         self.name = name
-        self.future: APIFuture[Any] = APIFuture()
+        self.future: APIFuture[Any] = APIFuture(when_done=when_done)
         self.held: list[int] = []
         """The numbers under which a copy of the body was kept, for a later send."""
 

@@ -96,15 +96,14 @@ def test_arrays_are_shared_without_lists(name: Any, dtype: Any, tmp_path: Path) 
     assert np.shares_memory(reshaped.to_numpy(), array)
 
 
-def test_wrap_does_not_copy() -> None:
-    values, crow, col = np.array([1.0], dtype=np.float32), np.array([0, 1]), np.array([3])
-    tensor = TensorData._wrap(values, "float32", [1, 5], crow, col)
-    assert tensor._numpy is values
+def test_a_tensor_of_an_array_shares_its_memory_and_is_frozen() -> None:
+    values = np.array([1.0], dtype=np.float32)
+    assert np.shares_memory(TensorData.from_numpy(values).to_numpy(), values)
+    tensor = TensorData(values, "float32", [1, 5], np.array([0, 1]), np.array([3]))
     assert tensor == TensorData([1.0], "float32", [1, 5], [0, 1], [3])
-    assert type(tensor) is TensorData
-    for name in ("_numpy", "dtype"):
+    for name in ("data", "dtype"):
         with pytest.raises(AttributeError):
-            setattr(tensor, name, values)
+            setattr(tensor, name, [2.0])
         with pytest.raises(AttributeError):
             delattr(tensor, name)
     assert pickle.loads(pickle.dumps(tensor)) == copy.deepcopy(tensor) == tensor
@@ -169,7 +168,9 @@ def test_sparse_tensors_round_trip(dense: np.ndarray, pad: Any) -> None:
     assert tensor.is_sparse == (rows + 1 + 2 * len(stored) < rows * columns)
     if tensor.is_sparse:
         assert np.array_equal(
-            tensor._numpy, np.array(stored, dtype=dense.dtype), equal_nan=dense.dtype.kind == "f"
+            np.array(tensor.data, dense.dtype),
+            np.array(stored, dense.dtype),
+            equal_nan=dense.dtype.kind == "f",
         )
         assert (tensor.sparse_crow_indices, tensor.sparse_col_indices) == (crow, col)
         assert tensor.nbytes == len(stored) * dense.itemsize + 8 * (len(crow) + len(col))
