@@ -106,6 +106,16 @@ def violations(package: Path) -> Iterator[str]:
                     yield f"{place}:{node.lineno}: {room} imports from {target or package.name}"
 
 
+def threads_of_the_library(package: Path) -> list[str]:
+    """Return the places that make a `threading.Thread`, whose start Ctrl-C may leave with a lock taken."""
+    return [
+        f"{path.relative_to(package)}:{node.lineno}"
+        for path in sorted(package.rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("threading.Thread", "Thread")
+    ]
+
+
 def leaks(package: Path) -> Iterator[tuple[str, str]]:
     """Yield the modules of outer rooms that use a name of the core that is not public, with its room."""
     for path in sorted(package.rglob("*.py")):
@@ -192,6 +202,12 @@ def test_what_is_allowed_passes(tmp_path: Path, place: str, line: str) -> None:
     path.parent.mkdir(parents=True)
     path.write_text(line, encoding="utf-8")
     assert list(violations(tmp_path / "tinker_sync")) == []
+
+
+def test_threads_are_started_where_no_signal_comes(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("import threading\nthreading.Thread(target=print).start()")
+    assert threads_of_the_library(tmp_path) == ["a.py:2"]
+    assert threads_of_the_library(Path(tinker_sync.__file__).parent) == []
 
 
 def test_every_place_in_the_steps_of_the_checks_exists() -> None:

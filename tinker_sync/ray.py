@@ -38,6 +38,7 @@ from attrs import define, field, frozen
 from tinker_sync._base.events import ModelNamed, TokensUsed
 from tinker_sync._base.left_out import words_on
 from tinker_sync._base.log import Log
+from tinker_sync._base.threads import DaemonThread
 from tinker_sync.batch.item import decode_all
 from tinker_sync.batch.results import ResultsFile
 from tinker_sync.batch.samples import Order, Window, map_samples
@@ -468,7 +469,7 @@ class SharedLimits:
             start, self._started = not self._started, True
         if start:
             self._limiter.share(self._announce)
-            threading.Thread(target=self._follow, name="tinker-board", daemon=True).start()
+            DaemonThread(self._follow, "tinker-board").start()
         self._joined.wait(_JOIN_S)
 
     def stop(self) -> None:

@@ -17,6 +17,7 @@ import pytest
 from support.clock import PATIENCE_S
 from support.crowd import Steps, aside, start, until
 from support.raising import raising
+from support.signals import at_every_moment
 
 import tinker_sync.runtime.workers
 from tinker_sync.runtime.workers import Workers
@@ -219,6 +220,27 @@ class TestCtrlC:
             pool.submit(seen.append, 2).result(PATIENCE_S)
             assert seen == [1, 2]
             until(lambda: threads_now() == 1)
+
+    def test_at_any_moment_of_the_start_of_a_thread(self) -> None:
+        """No lock stays taken that the new thread needs before its first step."""
+
+        def call() -> Workers:
+            pools.append(Workers("send", max_threads=1))
+            pools[-1].run(lambda: None)
+            return pools[-1]
+
+        def interrupt() -> None:
+            raise KeyboardInterrupt
+
+        def check(_: object, moment: str) -> None:
+            if pools:  # empty if Ctrl-C came before the call
+                pool = pools.pop()
+                assert pool.submit(pow, 2, 3).result(PATIENCE_S) == 8, moment
+                assert pool.close(PATIENCE_S), moment
+
+        pools: list[Workers] = []
+        assert at_every_moment(call, interrupt, check) > 40
+        pools.pop().close()
 
     @pytest.mark.parametrize("idle", [False, True], ids=["without a thread", "with an idle thread"])
     def test_at_any_point(self, idle: bool) -> None:

@@ -18,6 +18,7 @@ from http import HTTPStatus
 from typing import Any, Final, NamedTuple, TypeVar
 
 from tinker_sync._base.clock import make_lock
+from tinker_sync._base.threads import DaemonThread
 from tinker_sync.errors import ConfigurationError
 
 T = TypeVar("T")
@@ -210,7 +211,7 @@ class Server:
         self._lock = make_lock()
         self._open: dict[threading.Thread, Connection] = {}  # guarded by _lock
         self._closed = False  # guarded by _lock
-        self._thread = threading.Thread(target=self._accept, name="tinker-gateway", daemon=True)
+        self._thread = DaemonThread(self._accept, "tinker-gateway")
         self._thread.start()
 
     def close(self) -> None:
@@ -240,9 +241,7 @@ class Server:
                         return
                     continue
                 connection = Connection(accepted, self._answer)
-                thread = threading.Thread(
-                    target=self._run, args=(connection,), name="tinker-gateway-agent", daemon=True
-                )
+                thread = DaemonThread(self._run, "tinker-gateway-agent", [connection])
                 with self._lock:
                     closed = self._closed
                     if not closed:

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tinker_sync._base.secret import Secret, is_loopback
+from tinker_sync._base.threads import DaemonThread
 from tinker_sync._embedded import DEFAULT_DATA_DIR
 from tinker_sync.errors import ConfigurationError, InvalidInputError, TinkerError
 from tinker_sync.local import launch
@@ -358,7 +359,7 @@ class _OwnerWatch:
 
     def start(self) -> None:
         """Start the thread that reads standard input."""
-        threading.Thread(target=self._wait, name="tinker-owner", daemon=True).start()
+        DaemonThread(self._wait, "tinker-owner").start()
 
     def on_end(self, stop: Callable[[], None]) -> None:
         """Call `stop` when the owner tells the server to end, or now if that has happened."""

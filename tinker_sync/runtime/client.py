@@ -36,6 +36,7 @@ from tinker_sync._base.events import CallFailed, CallMade, Events
 from tinker_sync._base.log import Log
 from tinker_sync._base.naming import carried, current
 from tinker_sync._base.secret import Secret
+from tinker_sync._base.threads import DaemonThread
 from tinker_sync.config import Settings
 from tinker_sync.errors import ClientClosedError, DeadlineError, EarlierCallFailedError, TinkerError
 from tinker_sync.runtime import exits
@@ -562,7 +563,7 @@ def shut_elsewhere(lifecycle: Any) -> None:
 
 def _start_shutting(lifecycle: Lifecycle) -> None:
     with suppress(RuntimeError):
-        threading.Thread(target=lifecycle.shut, name="tinker-close", daemon=True).start()
+        DaemonThread(lifecycle.shut, "tinker-close").start()
 
 
 class ClientRuntime:
@@ -654,11 +655,8 @@ class ClientRuntime:
             pending_s: the longest time to wait for calls that change something at the server.
         """
         mine: APIFuture[None] = APIFuture(clock=self.clock)
-        thread = threading.Thread(
-            target=carried(self._close),
-            args=(mine, status, detail, limit_s, pending_s),
-            name="tinker-close",
-            daemon=True,
+        thread = DaemonThread(
+            carried(self._close), "tinker-close", (mine, status, detail, limit_s, pending_s)
         )
         # Without a lock, because a signal handler may close the client on top of this method.
         future = self._closed.setdefault("future", mine)

@@ -39,9 +39,10 @@ from functools import partial
 from operator import itemgetter
 from typing import Any, Final, Protocol
 
-from tinker_sync._base.clock import SYSTEM_CLOCK, Clock
+from tinker_sync._base.clock import SYSTEM_CLOCK, Clock, Wake
 from tinker_sync._base.log import Log, hand_over_records
 from tinker_sync._base.numbers import numbers
+from tinker_sync._base.threads import DaemonThread
 from tinker_sync.errors import TinkerError
 from tinker_sync.runtime.workers import WorkersClosedError
 from tinker_sync.transport.call import Call, Reply, SendFailed
@@ -541,7 +542,7 @@ class Reactor:
         """
         if self._thread is not None:
             return
-        started = threading.Event()
+        started = Wake()
         try:
             self._workers.run(partial(self._start_ahead, started))
         except RuntimeError:  # closed, or the system gives no thread; a request shows why
@@ -805,7 +806,7 @@ class Reactor:
 
     # -------------------------------------------------------------------------------------- the thread
 
-    def _start_ahead(self, started: threading.Event) -> None:
+    def _start_ahead(self, started: Wake) -> None:
         try:
             with self._lock:
                 start = None if self._closed else self._wanted_locked()
@@ -817,7 +818,7 @@ class Reactor:
         """Return a new thread for the caller to start, or None if there is a thread already."""
         if self._thread is not None:
             return None
-        self._thread = threading.Thread(target=self._loop, name="tinker-poll", daemon=True)
+        self._thread = DaemonThread(self._loop, "tinker-poll")
         return self._thread
 
     def _start_or_wake(self, start: threading.Thread | None, *, wake: bool, guard: bool = False) -> None:
@@ -1021,9 +1022,7 @@ class Reactor:
                     self._guarded = False
                     return
             if now == before:
-                successor = threading.Thread(
-                    target=self._take_over, args=now, name="tinker-poll", daemon=True
-                )
+                successor = DaemonThread(self._take_over, "tinker-poll", now)
                 with suppress(RuntimeError):  # the system gives no thread, or the interpreter is ending
                     successor.start()
             elif before is not None:

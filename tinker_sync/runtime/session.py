@@ -29,6 +29,7 @@ from tinker_sync._base.log import Log
 from tinker_sync._base.numbers import numbers
 from tinker_sync._base.policy import NO_SUCH_CALL
 from tinker_sync._base.secret import mask_text
+from tinker_sync._base.threads import DaemonThread
 from tinker_sync.errors import APIStatusError, SessionLostError, TinkerError
 from tinker_sync.runtime.calls import make_call, read_reply
 from tinker_sync.runtime.handshake import Ahead, ServerFacts, outcome_of_ahead
@@ -379,7 +380,7 @@ class Heartbeat:
         Raises:
             TinkerError: the system gives no more threads.
         """
-        thread = threading.Thread(target=self._loop, name="tinker-heartbeat", daemon=True)
+        thread = DaemonThread(self._loop, "tinker-heartbeat")
         try:
             thread.start()
         except RuntimeError as error:

@@ -34,6 +34,7 @@ from typing import Any, Final, TypeVar
 from tinker_sync._base.clock import SYSTEM_CLOCK, Clock
 from tinker_sync._base.log import Log, hand_over_records
 from tinker_sync._base.naming import carried
+from tinker_sync._base.threads import DaemonThread
 from tinker_sync.errors import ClientClosedError, TinkerError
 from tinker_sync.runtime.futures import APIFuture, Submit, settle
 
@@ -279,7 +280,7 @@ class Workers(ThreadPoolExecutor):
 
     def _start_thread(self) -> threading.Thread:
         """Start a thread, which enters the pool by itself, because Ctrl-C may interrupt the caller."""
-        thread = threading.Thread(target=self._work, name=f"tinker-{self._name}", daemon=True)
+        thread = DaemonThread(self._work, f"tinker-{self._name}")
         thread.start()
         return thread
 

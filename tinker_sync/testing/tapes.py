@@ -24,6 +24,7 @@ import requests
 
 from tinker_sync import _embedded
 from tinker_sync._base.clock import SYSTEM_CLOCK
+from tinker_sync._base.threads import DaemonThread
 from tinker_sync.errors import ConfigurationError, InvalidInputError
 from tinker_sync.local.server.http import ABORT, Application, ServerThread
 from tinker_sync.testing.cassette import (
@@ -249,7 +250,7 @@ class _Forwarders:
         self._pending += 1
         if self._pending > len(self._threads) and len(self._threads) < _AT_ONCE:
             name = f"tinker-record-{len(self._threads)}"
-            self._threads.append(threading.Thread(target=self._work, name=name, daemon=True))
+            self._threads.append(DaemonThread(self._work, name))
             self._threads[-1].start()
         self._jobs.put(job)
         return await ended

@@ -37,6 +37,7 @@ from typing import Any, Final, TypeVar
 import attrs
 import numpy as np
 
+from tinker_sync._base.threads import DaemonThread
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.local import tiny
 from tinker_sync.local.engine.lora import LoraParams, LoraSettings
@@ -210,7 +211,7 @@ class Worker(ABC):
     """The base of all workers: threads with a queue of work. Thread-safe."""
 
     def __init__(self, name: str, *, threads: int = 1) -> None:
-        self._threads = [threading.Thread(target=self._run, name=name, daemon=True) for _ in range(threads)]
+        self._threads = [DaemonThread(self._run, name) for _ in range(threads)]
         self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._closed = False  # guarded by _lock

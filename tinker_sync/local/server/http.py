@@ -28,6 +28,7 @@ from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
+from tinker_sync._base.threads import DaemonThread
 from tinker_sync.wire.http1.framing import MalformedMessage, MessageTooLarge
 from tinker_sync.wire.http1.server import RequestHead, RequestParser
 
@@ -486,7 +487,7 @@ class ServerThread:
         self._failure: BaseException | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopped: asyncio.Event | None = None
-        self._thread = threading.Thread(target=self._run, name="tinker-server", daemon=True)
+        self._thread = DaemonThread(self._run, "tinker-server")
 
     @property
     def url(self) -> str:
