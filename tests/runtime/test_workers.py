@@ -86,6 +86,12 @@ class TestThreads:
             assert name == "tinker-send-1"
             until(lambda: idle_threads(workers) == 1)
 
+    def test_jobs_that_wait_for_each_other_get_one_each(self, workers: Workers) -> None:
+        for _ in range(300):
+            together = threading.Barrier(3)
+            futures = [workers.submit(together.wait, PATIENCE_S) for _ in range(3)]
+            assert sorted(future.result(PATIENCE_S) for future in futures) == [0, 1, 2]
+
     def test_an_idle_one_ends_in_time(self) -> None:
         with Workers("send", max_threads=2, idle_s=0) as pool:
             thread = pool.submit(threading.current_thread).result(PATIENCE_S)

@@ -7,6 +7,9 @@ server answers, or before a callback of the user returns. `Workers` overrides th
 - The threads are daemons, and the interpreter does not join them.
 - The thread that became idle last gets the next job, and idle threads end after `idle_s`. The executor's own
   queue wakes the thread that has waited longest, which costs a sample 27 % more CPU.
+- A thread that is awake and has not yet looked at the queue is enough: no other thread is woken until it has
+  taken a job, and then it wakes the next one if more jobs are left. So a burst of short jobs wakes one or
+  two threads, while jobs that block get a thread each. A wake for each job costs a sample 15 % more CPU.
 - A forked child starts with an empty pool, without the parent's threads and jobs.
 - `run` makes no future. It logs the exceptions of the job.
 - `close` can wait for a bounded time.
@@ -14,9 +17,10 @@ server answers, or before a callback of the user returns. `Workers` overrides th
 
 `submit` and `run` take no lock, so a signal handler may call them although it has interrupted a `submit` of
 the same thread. They append the job to the queue, and then wake an idle thread or start another one. A thread
-misses no job, because it looks at the queue once more after it has become idle, and after it has left the
-pool. Ctrl-C may interrupt the main thread at any point of `run`. If the job is already queued, the next free
-thread does it. Any thread may call any method, also a thread of the pool.
+misses no job, because it looks at the queue once more after it has become idle, after it has left the pool,
+and after it has declared that it runs a job. Ctrl-C may interrupt the main thread at any point of `run`. If
+the job is already queued, the next free thread does it. Any thread may call any method, also a thread of the
+pool.
 """
 
 from __future__ import annotations
@@ -154,6 +158,7 @@ class Workers(ThreadPoolExecutor):
         self._idle: list[threading.Lock] = []  # one for each idle thread, which wakes when it is released
         # `next` pops the last one and releases it in one step of the interpreter, which Ctrl-C cannot divide.
         self._waking = map(methodcaller("release"), iter(self._idle.pop, None))
+        self._busy: set[int] = set()  # the threads that run jobs, each written by itself
         # Only threads of the pool take this lock, so that none blocks `submit`.
         self._membership = threading.Lock()
         self._members: frozenset[threading.Thread] = frozenset()  # written under _membership
@@ -271,7 +276,9 @@ class Workers(ThreadPoolExecutor):
             raise WorkersClosedError(f"the workers {self._name!r} are closed")
 
     def _wake_or_start(self) -> None:
-        """Wake an idle thread, or start one unless there are enough."""
+        """Wake an idle thread, or start one unless there are enough, or one is about to look at the queue."""
+        if len(self._members) > len(self._busy) + len(self._idle):
+            return
         try:
             next(self._waking)
         except IndexError:
@@ -320,9 +327,15 @@ class Workers(ThreadPoolExecutor):
 
     def _work(self) -> None:
         hand_over_records(self.run_handlers)
+        me = threading.get_ident()
         while self._enter():
             while (entry := self._next_entry()) is not None:
+                self._busy.add(me)
+                if self._jobs:  # came while this thread seemed to be about to take them
+                    with suppress(RuntimeError):  # the system starts no more threads
+                        self._wake_or_start()
                 entry.run()
+                self._busy.discard(me)
                 del entry  # keep nothing of the last job alive while the thread is idle
             if not self._jobs:  # none came from a thread that still counted on this one
                 return
