@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import logging
 import math
-import socket
 from collections.abc import Iterator
 from itertools import chain
 from typing import Final, NoReturn, Protocol
@@ -50,7 +49,6 @@ from tinker_sync.transport.pools import (
     Route,
     connect,
     has_arrived,
-    never_block,
 )
 from tinker_sync.transport.request import (
     API_KEY,
@@ -109,7 +107,7 @@ class Http:
         journal: Journal | None = None,
         max_idle: int = MAX_IDLE,
     ) -> None:
-        self._settings = settings
+        self.settings = settings
         self._keys = keys
         self.clock = clock
         self.journal = journal or Journal()
@@ -121,7 +119,8 @@ class Http:
         self.pools = Pools(clock, max_idle=max_idle)
         self._usual: Route | None = None  # the route of the last connection to the configured server
         self._direct: Route | None = None  # to the configured server if no proxy leads there; fixed
-        self._kind_limits_answer = isinstance(settings.max_body_bytes, DefaultInt)
+        self.kind_limits_answer = isinstance(settings.max_body_bytes, DefaultInt)
+        """True if the kind of a call limits its answer too; False if the user has set the limit."""
 
     def send(self, call: Call) -> Reply:
         """Make one attempt to send a call, and return the answer of any status.
@@ -218,7 +217,7 @@ class Http:
         self._rules.renew_after_fork()
 
     def __repr__(self) -> str:
-        return f"<Http {self._settings.base_url} {self.pools!r}>"
+        return f"<Http {self.settings.base_url} {self.pools!r}>"
 
     # ---------------------------------------------------- for exchanges
 
@@ -294,24 +293,10 @@ class Http:
         self.start_server()
         if route.origin == self._heads.origin:
             self._usual = route
-        left_s = min((call.timeout or self._settings.timeout).connect, give_up_s - self.clock.now())
+        left_s = min((call.timeout or self.settings.timeout).connect, give_up_s - self.clock.now())
         if left_s <= 0:
             raise SendFailed("no time was left to connect", maybe_received=False, timed_out=True)
         return left_s
-
-    def silences_s(self, call: Call) -> tuple[float, float]:
-        """Return the read timeouts: until the first byte of the answer, and between two pieces of it.
-
-        The first one also limits each piece of the request.
-        """
-        timeout = call.timeout or self._settings.timeout
-        read_s = call.read_s or timeout.read
-        return read_s, timeout.idle or read_s
-
-    def most_bytes(self, call: Call) -> int:
-        """Return the limit for the body of the answer to a call."""
-        most_bytes = self._settings.max_body_bytes
-        return min(most_bytes, call.answer_bytes) if self._kind_limits_answer else most_bytes
 
     def keep_cookies(self, hop: Hop, reply: ReplyParser) -> None:
         """Store the cookies of an answer, as a `requests.Session` does."""
@@ -349,6 +334,7 @@ class Exchange:
         "_wait",
         "call",
         "expires_at_s",
+        "writing",
     )
 
     _connection: Connection
@@ -388,12 +374,17 @@ class Exchange:
         self._renewer = renewer  # None after its first use: a second rejection is final
         self._made_hop: Hop | None = None
         self._made_parser: ReplyParser | None = None
-        self._read_s, self._idle_s = http.silences_s(call)
+        timeout = call.timeout or http.settings.timeout
+        # The first one also limits each piece of the request; the other is that between pieces of the answer.
+        self._read_s = read_s = call.read_s or timeout.read
+        self._idle_s = timeout.idle or read_s
         self._began_s = http.clock.now()
         # The moment of the clock at which the request must be over.
         self._give_up_s = math.inf if call.deadline_s is None else self._began_s + call.deadline_s
         self.expires_at_s = self._give_up_s
         """The moment of the clock at which to call `step` even if nothing has arrived."""
+        self.writing = False
+        """True if the next step needs a socket that can be written, not one that can be read."""
         self._redirects = 0
         self._sent = False  # the whole request under way
         self._over = True  # no request is under way
@@ -407,13 +398,8 @@ class Exchange:
 
     def fileno(self) -> int:
         """Return the file descriptor of the socket to wait for, or -1 if the socket is closed."""
-        return self._sock.fileno()
-
-    @property
-    def writing(self) -> bool:
-        """True if the next step needs a socket that can be written, not one that can be read."""
-        dial = self._dial
-        return dial is not None and dial.writing
+        dial = self._dial  # read once: another thread may go on with the exchange
+        return (self._connection if dial is None else dial).sock.fileno()
 
     def watched_by(self, watcher: object) -> bool:
         """Note that `watcher`, or nothing if it is None, watches the connection from now on.
@@ -479,11 +465,6 @@ class Exchange:
         return self._made_hop
 
     @property
-    def _sock(self) -> socket.socket:
-        dial = self._dial  # read once: another thread may go on with the exchange
-        return self._connection.sock if dial is None else dial.sock
-
-    @property
     def _repeatable(self) -> bool:
         return self.call.repeatable or (self._made_hop or self.call).method in ("GET", "HEAD")
 
@@ -526,7 +507,7 @@ class Exchange:
         except SendFailed:
             self._over = True
             raise
-        self.expires_at_s = dial.expires_at_s
+        self.expires_at_s, self.writing = dial.expires_at_s, dial.writing and connection is None
         if connection is None:
             return
         # In this order, because another thread may ask for `fileno`.
@@ -629,7 +610,10 @@ class Exchange:
         """The parser of the answer, made when it is first needed."""
         if self._made_parser is None:
             method = (self._made_hop or self.call).method
-            self._made_parser = ReplyParser(method, max_body_bytes=self._http.most_bytes(self.call))
+            most_bytes = self._http.settings.max_body_bytes
+            if self._http.kind_limits_answer:
+                most_bytes = min(most_bytes, self.call.answer_bytes)
+            self._made_parser = ReplyParser(method, max_body_bytes=most_bytes)
         return self._made_parser
 
     def _write(self, connection: Connection, head: bytes, body: bytes | PiecedBody | None) -> None:
@@ -677,14 +661,16 @@ class Exchange:
         if self.expires_at_s <= now_s:
             raise TimeoutError("timed out")
         try:
-            never_block(sock)
             at = sock.send(piece)
         except self._connection.nothing_yet:
             at = 0
         if at < len(piece):
             left_s = self.expires_at_s - now_s
             sock.settimeout(left_s if math.isfinite(left_s) else None)
-            sock.sendall(memoryview(piece)[at:])
+            try:
+                sock.sendall(memoryview(piece)[at:])
+            finally:
+                sock.settimeout(0)
             self._begin_silence(self._read_s)
 
     def _send_pieces(self, pieces: Iterator[bytes | memoryview]) -> None:
@@ -711,7 +697,8 @@ class Exchange:
         """Wait until `step` makes progress, or until `expires_at_s`."""
         done = self._dial is None and self._parser.done
         left_s = 0.0 if done else self.expires_at_s - self._http.clock.now()
-        while left_s > 0 and not has_arrived(self._sock, slice_of(left_s), writing=self.writing):
+        sock = (self._dial or self._connection).sock
+        while left_s > 0 and not has_arrived(sock, slice_of(left_s), writing=self.writing):
             left_s -= slice_of(left_s)
 
     def _take_arrived(self) -> ReplyParser | None:
@@ -742,7 +729,6 @@ class Exchange:
     def _read(self, parser: ReplyParser) -> None:
         """Read until the answer is whole, without waiting for bytes."""
         sock = self._connection.sock
-        never_block(sock)
         while not parser.done:
             room = parser.room() if parser.started else None
             if room is not None:

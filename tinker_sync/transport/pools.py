@@ -180,7 +180,7 @@ class Connection:
         self.requests = 0
         """The number of answers that were read from the connection."""
         self.idle_since_s = 0.0
-        self.sock = sock
+        self.sock = sock  # never blocks, except while a large piece of a request is sent
         self.watcher: object = None
         """What watches the socket for answers, from the first request on."""
         self.nothing_yet: tuple[type[OSError], ...] = (BlockingIOError,)
@@ -213,7 +213,6 @@ class Connection:
         try:
             if type(self.sock) is not socket.socket:  # TLS cannot peek, and has its own buffer
                 return not self.sock.pending() and not has_arrived(self.sock)  # type: ignore[attr-defined]
-            never_block(self.sock)
             self.sock.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
             return True
@@ -233,12 +232,6 @@ def has_arrived(sock: socket.socket, wait_s: float = 0.0, *, writing: bool = Fal
     poll = select.poll()  # unlike select, it takes descriptors above 1024
     poll.register(descriptor, select.POLLOUT if writing else select.POLLIN)
     return bool(poll.poll(math.ceil(wait_s * 1000)))
-
-
-def never_block(sock: socket.socket) -> None:
-    """Make a socket non-blocking, unless it is already: the check is cheaper than a system call."""
-    if sock.gettimeout() != 0:
-        sock.settimeout(0)
 
 
 def connect(route: Route, timeout_s: float | None) -> Connection:

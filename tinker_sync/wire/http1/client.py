@@ -301,10 +301,9 @@ class ReplyParser:
     def _framing(self, fields: Mapping[str, tuple[str, str]]) -> _State:
         if self._method == "HEAD" or self.status in (204, 304):
             return _State.DONE
-        length, coding = fields.get("content-length"), fields.get("transfer-encoding")
-        if coding is None and length is not None and _DIGITS.fullmatch(length[1]):
-            return self._known_length(length[1])
-        lengths = set(_tokens(length and length[1]))
+        _, length = fields.get("content-length", ("", ""))
+        coding = fields.get("transfer-encoding")
+        lengths = {length} if length.isdigit() else set(_tokens(length))
         if coding is not None:
             codings = [name for name in _tokens(coding[1]) if name != "identity"]
             if codings:
@@ -315,16 +314,13 @@ class ReplyParser:
                     self.keep_alive = False  # two lengths: a proxy in between may have used the other one
                 self._chunks = ChunkedBody(self.max_body_bytes)
                 return _State.CHUNKS
-        if lengths:
-            return self._known_length(lengths.pop() if len(lengths) == 1 else "")
-        self.keep_alive = False
-        self.lasts_until_close = True
-        return _State.UNTIL_CLOSE
-
-    def _known_length(self, length: str) -> _State:
-        if not _DIGITS.fullmatch(length):
+        if not lengths:
+            self.keep_alive = False
+            self.lasts_until_close = True
+            return _State.UNTIL_CLOSE
+        if len(lengths) > 1 or not _DIGITS.fullmatch(only := lengths.pop()):
             raise MalformedMessage("the answer has no sensible Content-Length")
-        self._remaining = int(length)
+        self._remaining = int(only)
         if self._remaining > self.max_body_bytes:
             self._cut_or_refuse()
             self._remaining = self.max_body_bytes
