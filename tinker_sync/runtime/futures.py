@@ -239,6 +239,8 @@ class APIFuture(Future[T]):
     """
     _turn_timer: Any = None
     """The timer that ends the call at its deadline; None once the call has begun."""
+    _ends = False
+    """True once an outcome is about to be in the story, perhaps one that is not valid."""
     _outcome: _Outcome | None = None
     _waiting: Any = ()  # a list of a `Wake` for each thread that waits
     _callbacks: _Callbacks | None = None
@@ -313,7 +315,7 @@ class APIFuture(Future[T]):
     def _look(self) -> _Outcome | None:
         """Return how the call has ended, or None."""
         story, outcome = self._story, self._outcome  # in this order, because the end drops the story last
-        if outcome is None:
+        if outcome is None and self._ends:
             outcome = _outcome_in(story)
             if outcome is not None:
                 self._outcome = outcome
@@ -548,7 +550,7 @@ class APIFuture(Future[T]):
         if self._outcome is None:
             entry = (fn,)  # a new object, so that its place in the story can be told
             story.append(entry)
-            if _outcome_in(story, before=entry) is None:
+            if not self._ends or _outcome_in(story, before=entry) is None:
                 return
         self._call(fn)
 
@@ -658,6 +660,7 @@ class APIFuture(Future[T]):
         if not outcome.is_early:
             self._complete(succeeded=outcome.failure is None)
         try:
+            self._ends = True  # before the append, so that who does not see it need not look for an outcome
             story.append(outcome)
             if _outcome_in(story) is not outcome:
                 outcome.result = outcome.failure = None
