@@ -46,11 +46,13 @@ from tinker_sync.gateway.exchanges import (
     read_exchanges,
     to_trajectories,
 )
-from tinker_sync.gateway.http import Connection, Gone, Refusal, Reply, Request, Server
+from tinker_sync.gateway.http import PASSING, Connection, Gone, Refusal, Reply, Request, Server
 from tinker_sync.types import ModelInput, SampleResponse, SamplingParams
 
 SHORTEST_REMOTE_KEY: Final = 16
 """The fewest characters of a key that other machines can try."""
+_NEAR: Final = ("internal", "lan", "local", "localhost")
+"""Last parts of names that are given to machines nearby; containers reach theirs as host.docker.internal."""
 _KEPT_FOR_FILE: Final = 2048
 """The most conversations that can go on while exchanges are written to a file, which bounds the memory."""
 
@@ -309,13 +311,17 @@ class Gateway:
             raise
         except Exception as error:  # noqa: BLE001  # an agent gets an answer whatever happens
             status, message = _explain(error)
-            # The client has tried again as often as it makes sense.
-            return Reply(form.error(status, message), status, {"x-should-retry": "false"})
+            # The client of the samples has tried again as often as it makes sense.
+            again = "true" if isinstance(error, Refusal) and status in PASSING else "false"
+            return Reply(form.error(status, message), status, {"x-should-retry": again})
 
     def _check_agent(self, request: Request) -> None:
+        """Refuse agents without the key, or web pages if there is none. The body has not been read yet."""
         if self._key is None:
             if "origin" in request.headers:
                 raise Refusal(403, "web pages may use this endpoint only with a key; start it with key=")
+            if not _is_near(request.headers.get("host", "")):
+                raise Refusal(403, "under a public name, this endpoint needs a key; start it with key=")
             return
         sent = request.headers.get("authorization", "").partition(" ")[2] or request.headers.get("x-api-key")
         if Secret(sent or "") != self._key:
@@ -336,10 +342,7 @@ class Gateway:
             raise Refusal(404, f"there is no {request.method} {request.path.partition('?')[0]} here")
         if request.method != "POST":
             raise Refusal(405, "use POST")
-        try:
-            tree = json.loads(request.body)
-        except (ValueError, RecursionError) as error:
-            raise Refusal(400, f"the body is not JSON: {error}") from None
+        tree = connection.read_json(request)
         if not isinstance(tree, dict):
             raise Refusal(400, "the body is not a JSON object")
         return found(tree, label, connection)
@@ -492,6 +495,17 @@ class Gateway:
         given = {name: value for name, value in json.loads(settings).items() if value is not None}
         update = {**given, **({} if stop is None else {"stop": list(stop)})}
         return SamplingParams(**{**self._defaults.model_dump(), **update})
+
+
+def _is_near(address: str) -> bool:
+    """Return True unless a request was sent to a name that anybody could register.
+
+    A web page can give its own name the address of this machine (DNS rebinding), and a browser then takes the
+    endpoint for a part of the page.
+    """
+    host = address.rpartition(":")[0] or address
+    name, _, last = host.rstrip(".").lower().rpartition(".")
+    return not name or host.startswith("[") or last.isdigit() or last in _NEAR
 
 
 def _texts_of(stop: Any) -> list[str]:

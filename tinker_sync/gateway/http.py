@@ -1,21 +1,27 @@
 """HTTP/1.1 for a gateway: a thread for each connection, and one that accepts them.
 
 The request handler of the standard library parses headers as those of mail, which costs more than the rest of
-a request. This one reads what agents send: a method, a path, headers, and a body with its length.
+a request. This one reads what agents send: a method, a path, headers, and a body with its length. The head is
+answered for by the gateway before the body is read, so that who has no key costs no memory; a request must
+arrive in time, and all bodies that arrive at once have a limit.
 """
 
 from __future__ import annotations
 
 import ipaddress
 import json
+import re
 import socket
 import threading
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
 from http import HTTPStatus
 from typing import Any, Final, NamedTuple, TypeVar
+
+from urllib3.util.wait import wait_for_read
 
 from tinker_sync._base.clock import make_lock
 from tinker_sync._base.threads import DaemonThread
@@ -24,24 +30,37 @@ from tinker_sync.errors import ConfigurationError
 T = TypeVar("T")
 
 _MOST_BODY_BYTES: Final = 64 * 1024 * 1024
-_MOST_LINE_BYTES: Final = 64 * 1024
+_MOST_BYTES_AT_ONCE: Final = 4 * _MOST_BODY_BYTES
+_MOST_HEAD_BYTES: Final = 64 * 1024
 _MOST_HEADERS: Final = 200
-_NO_WAIT: Final = int(getattr(socket, "MSG_DONTWAIT", 0))  # Windows has no such flag
+_MOST_DIGITS: Final = 20
+_RECEIVED_BYTES: Final = 32 * 1024
+_HEAD_S: Final = 30.0
+"""How long a head may take, so that connections which say nothing do not keep their threads."""
+_BODY_BYTES_PER_S: Final = 256 * 1024
+"""How fast a body must arrive after the first `_HEAD_S`."""
+_IDLE_S: Final = 600.0
+"""How long a connection may wait for its next request; agents keep theirs between turns."""
+_LINGER_S: Final = 1.0
+_MOST_CONNECTIONS: Final = 4096
 _LOOK_EVERY_S: Final = 1.0
 """How often a wait for a sample looks whether the agent has gone."""
 _WAITING_CONNECTIONS: Final = 4096
 _END_S: Final = 5.0
+_END_OF_HEAD: Final = re.compile(rb"\r?\n\r?\n")
+_NOT_HTTP: Final = "this endpoint speaks HTTP/1.1; begin its address with http://"
 
+PASSING: Final = (408, 503)
+"""Statuses of refusals after which the same request may be served."""
 EVENTS: Final = "text/event-stream; charset=utf-8"
 
 
 class Request(NamedTuple):
-    """A request, with header names in lower case."""
+    """The head of a request, with header names in lower case."""
 
     method: str
     path: str
     headers: Mapping[str, str]
-    body: bytes
 
 
 class Reply(NamedTuple):
@@ -64,33 +83,81 @@ class Gone(Exception):
     """The end of a request whose agent has closed the connection."""
 
 
+class Room:
+    """The memory for bodies that arrive at the same time. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = make_lock()
+        self._taken = 0  # guarded by _lock
+
+    def take(self, size_bytes: int) -> None:
+        """Take memory for a body.
+
+        Raises:
+            Refusal: other bodies need it now.
+        """
+        with self._lock:
+            if self._taken + size_bytes <= _MOST_BYTES_AT_ONCE:
+                self._taken += size_bytes
+                return
+        raise Refusal(503, "too many long requests arrive at once; try again in a moment")
+
+    def give(self, size_bytes: int) -> None:
+        """Give the memory of a body back."""
+        with self._lock:
+            self._taken -= size_bytes
+
+
 class Connection:
     """The connection of one agent. Its own thread uses it; `close` may be called by any thread."""
 
-    def __init__(self, sock: socket.socket, answer: Callable[[Request, Connection], Reply]) -> None:
+    def __init__(
+        self, sock: socket.socket, answer: Callable[[Request, Connection], Reply], room: Room
+    ) -> None:
         self._socket = sock
         self._answer = answer
-        self._file = sock.makefile("rb")
+        self._room = room
+        self._received = b""  # after the head, or the body, that was read last
+        self._unread = 0  # the size of the body of this request, until it is read
 
     def run(self) -> None:
         """Answer requests until one side closes the connection."""
-        with suppress(OSError, Gone), self._socket, self._file:
+        with suppress(OSError, Gone, Refusal), self._socket:
+            self._socket.settimeout(_IDLE_S)
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            while True:
+            keep = True
+            deadline_s: float | None = time.monotonic() + _HEAD_S
+            while keep:
                 try:
-                    request = self._read()
+                    request = self._read_head(deadline_s)
                 except Refusal as problem:
                     refused = Reply({"error": {"message": str(problem)}}, problem.status)
                     self._socket.sendall(_encode(refused, keep=False))
-                    return
-                if request is None:
-                    return
-                keep = request.headers.get("connection", "").lower() != "close"
+                    break
                 reply = self._answer(request, self)
+                keep = self._skip_body() and request.headers.get("connection", "").lower() != "close"
                 self._socket.sendall(_encode(reply, keep=keep, body=request.method != "HEAD"))
-                if not keep:
-                    return
+                deadline_s = None
+            self._linger()
+
+    def read_json(self, request: Request) -> Any:
+        """Read the body of a request, and return what it says.
+
+        Raises:
+            Refusal: the body is not JSON, or arrives too slowly, or others take the memory.
+            Gone: the agent has closed the connection.
+        """
+        size = self._unread
+        self._room.take(size)
+        try:
+            if request.headers.get("expect", "").lower() == "100-continue":
+                self._socket.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
+            return json.loads(self._read_body(size))
+        except (ValueError, RecursionError) as error:
+            raise Refusal(400, f"the body is not JSON: {error}") from None
+        finally:
+            self._room.give(size)
 
     def wait(self, future: Future[T]) -> T:
         """Return the result of a future, or cancel it if the agent closes the connection.
@@ -119,60 +186,104 @@ class Connection:
 
     def drop(self) -> None:
         """Close the connection in place of `run`."""
-        with self._socket, self._file:
-            pass
+        self._socket.close()
 
     def _has_gone(self) -> bool:
         try:
-            if not _NO_WAIT:
-                self._socket.setblocking(False)
-            return self._socket.recv(1, socket.MSG_PEEK | _NO_WAIT) == b""
-        except (BlockingIOError, InterruptedError):
-            return False
+            return wait_for_read(self._socket, 0.0) and self._socket.recv(1, socket.MSG_PEEK) == b""
         except OSError:
             return True
+
+    def _receive(self, deadline_s: float, most_bytes: int = _RECEIVED_BYTES) -> bytes:
+        """Return what the agent has sent next.
+
+        Raises:
+            Refusal: nothing came in time.
+            Gone: the agent has closed the connection.
+        """
+        self._socket.settimeout(max(deadline_s - time.monotonic(), 0.001))
+        try:
+            received = self._socket.recv(most_bytes)
+        except TimeoutError:
+            raise Refusal(408, "the request did not arrive in time") from None
         finally:
-            if not _NO_WAIT:
-                with suppress(OSError):
-                    self._socket.setblocking(True)
+            self._socket.settimeout(_IDLE_S)
+        if not received:
+            raise Gone
+        return received
 
-    def _read(self) -> Request | None:
-        """Return the next request; None at the end of the connection."""
-        first = self._file.readline(_MOST_LINE_BYTES)
-        while first in (b"\r\n", b"\n"):
-            first = self._file.readline(_MOST_LINE_BYTES)
-        if not first:
-            return None
-        words = first.decode("latin-1").split()
-        if len(words) != 3 or words[2] not in ("HTTP/1.1", "HTTP/1.0"):
-            raise Refusal(400, "this endpoint speaks HTTP/1.1; begin its address with http://")
-        headers = self._read_headers()
-        if words[2] == "HTTP/1.0":
-            headers.setdefault("connection", "close")
-        if "transfer-encoding" in headers:
-            raise Refusal(411, "send the body with its length (content-length)")
-        length = headers.get("content-length", "0")
-        if not (length.isascii() and length.isdigit()):
-            raise Refusal(400, "content-length is malformed")
-        if int(length) > _MOST_BODY_BYTES:
-            raise Refusal(413, f"the body is over the limit of {_MOST_BODY_BYTES} bytes")
-        if headers.get("expect", "").lower() == "100-continue":
-            self._socket.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
-        body = self._file.read(int(length)) if length != "0" else b""
-        return Request(words[0], words[1], headers, body) if len(body) == int(length) else None
+    def _read_head(self, deadline_s: float | None) -> Request:
+        """Return the head of the next request. Its deadline begins with its first octets if there is none.
 
-    def _read_headers(self) -> dict[str, str]:
-        headers: dict[str, str] = {}
-        for _ in range(_MOST_HEADERS):
-            line = self._file.readline(_MOST_LINE_BYTES)
-            if line in (b"\r\n", b"\n"):
-                return headers
-            name, colon, value = line.decode("latin-1").partition(":")
-            name = name.lower()
-            if not colon or not line.endswith(b"\n") or (name == "content-length" and name in headers):
-                raise Refusal(400, "a header is malformed")
-            headers[name] = value.strip()
+        Raises:
+            Refusal: the head is malformed, too long or too late.
+            Gone: the agent has closed the connection, or has not used it for long.
+        """
+        octets = self._received.lstrip(b"\r\n")
+        while (found := _END_OF_HEAD.search(octets)) is None:
+            if octets and not octets[:1].isalpha():  # such as the beginning of TLS
+                raise Refusal(400, _NOT_HTTP)
+            if len(octets) > _MOST_HEAD_BYTES:
+                raise Refusal(431, "the headers are too long")
+            if deadline_s is None and not octets:
+                octets = self._socket.recv(_RECEIVED_BYTES)
+                if not octets:
+                    raise Gone
+            else:
+                deadline_s = deadline_s or time.monotonic() + _HEAD_S
+                octets += self._receive(deadline_s)
+            octets = octets.lstrip(b"\r\n")
+        request = _parse_head(octets[: found.start()].decode("latin-1"))
+        self._received, self._unread = octets[found.end() :], int(request.headers.get("content-length", "0"))
+        return request
+
+    def _read_body(self, size: int) -> bytes:
+        pieces, self._received = [self._received[:size]], self._received[size:]
+        left, deadline_s = size - len(pieces[0]), time.monotonic() + _HEAD_S + size / _BODY_BYTES_PER_S
+        while left:  # parts as they come, so that memory is used for what has arrived
+            pieces.append(self._receive(deadline_s, min(left, _RECEIVED_BYTES)))
+            left -= len(pieces[-1])
+        self._unread = 0
+        return b"".join(pieces)
+
+    def _skip_body(self) -> bool:
+        """Leave out a body that was not read. Return False if it has not come, which ends the connection."""
+        if self._unread > len(self._received):
+            return False
+        self._received, self._unread = self._received[self._unread :], 0
+        return True
+
+    def _linger(self) -> None:
+        """Read on for a moment, because a system may drop the answer if octets are left when it closes."""
+        self._socket.shutdown(socket.SHUT_WR)
+        deadline_s = time.monotonic() + _LINGER_S
+        while time.monotonic() < deadline_s:
+            self._receive(deadline_s)
+
+
+def _parse_head(head: str) -> Request:
+    first, *lines = head.split("\n")
+    words = first.split()
+    if len(words) != 3 or words[2] not in ("HTTP/1.1", "HTTP/1.0"):
+        raise Refusal(400, _NOT_HTTP)
+    if len(lines) > _MOST_HEADERS:
         raise Refusal(431, "there are too many headers")
+    headers: dict[str, str] = {} if words[2] == "HTTP/1.1" else {"connection": "close"}
+    for line in lines:
+        name, colon, value = line.partition(":")
+        name = name.lower()
+        # A proxy may read such a line in another way, and see other requests on the connection than this one.
+        if not colon or name != name.strip() or (name == "content-length" and name in headers):
+            raise Refusal(400, "a header is malformed")
+        headers[name] = value.strip()
+    if "transfer-encoding" in headers:
+        raise Refusal(411, "send the body with its length (content-length)")
+    length = headers.get("content-length", "0")
+    if not (length.isascii() and length.isdigit()):
+        raise Refusal(400, "content-length is malformed")
+    if len(length) > _MOST_DIGITS or int(length) > _MOST_BODY_BYTES:
+        raise Refusal(413, f"the body is over the limit of {_MOST_BODY_BYTES} bytes")
+    return Request(words[0], words[1], headers)
 
 
 def _encode(reply: Reply, *, keep: bool, body: bool = True) -> bytes:
@@ -208,6 +319,7 @@ class Server:
             raise ConfigurationError(f"{host}:{port} cannot be listened on: {problem}") from problem
         self.port = int(self._socket.getsockname()[1])
         self._host = host
+        self._room = Room()
         self._lock = make_lock()
         self._open: dict[threading.Thread, Connection] = {}  # guarded by _lock
         self._closed = False  # guarded by _lock
@@ -233,6 +345,10 @@ class Server:
     def _accept(self) -> None:
         with self._socket:
             while True:
+                if self._is_full():  # the system keeps others waiting
+                    if self._pause():
+                        return
+                    continue
                 try:
                     accepted, _ = self._socket.accept()
                 except OSError:
@@ -240,7 +356,7 @@ class Server:
                     if self._pause():
                         return
                     continue
-                connection = Connection(accepted, self._answer)
+                connection = Connection(accepted, self._answer, self._room)
                 thread = DaemonThread(self._run, "tinker-gateway-agent", [connection])
                 with self._lock:
                     closed = self._closed
@@ -254,6 +370,10 @@ class Server:
                 except RuntimeError:  # the system has no thread; the agent may try again
                     connection.drop()
                     self._forget(thread)
+
+    def _is_full(self) -> bool:
+        with self._lock:
+            return len(self._open) >= _MOST_CONNECTIONS
 
     def _pause(self) -> bool:
         """Wait a moment, and return True if the server is closed."""
