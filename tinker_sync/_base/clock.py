@@ -128,8 +128,10 @@ class Wake:
     def set(self) -> None:
         """End the wait under way, or else the next one."""
         if self._lock.locked():
-            with suppress(RuntimeError):  # another thread has just set it
+            try:  # noqa: SIM105  # `suppress` would be three more calls for each result
                 self._lock.release()
+            except RuntimeError:  # another thread has just set it
+                pass
 
     def wait(self, timeout_s: float) -> bool:
         """Return True when `set` was called since the last wait, or False after `timeout_s`."""

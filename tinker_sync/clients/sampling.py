@@ -347,7 +347,8 @@ class SamplingClient(ClientFuture["SamplingClient"]):
             if unchanged and request.target_prompt_logprobs is target_prompt_logprobs:
                 self._last = asked, request
         extra = Extra.of("sample", extra_body, extra_headers)
-        return self._line.submit(request, self._until(deadline), may_forbid_retries=True, extra=extra)
+        deadline_at = self._runtime.server.give_up_at(deadline, SAMPLE_S)
+        return self._line.submit(request, deadline_at, may_forbid_retries=True, extra=extra)
 
     def map(
         self,
@@ -461,12 +462,9 @@ class SamplingClient(ClientFuture["SamplingClient"]):
             prompt_logprobs_last_n=prompt_logprobs_last_n,
             record_stability_info=self._record_stability_info,
         )
+        deadline_at = self._runtime.server.give_up_at(deadline, SAMPLE_S)
         scored: APIFuture[list[float | None]] = CombinedFuture(
-            [
-                self._line.submit(
-                    request, self._until(deadline), extra=Extra.of("compute_logprobs", None, None)
-                )
-            ],
+            [self._line.submit(request, deadline_at, extra=Extra.of("compute_logprobs", None, None))],
             lambda responses: _prompt_logprobs(responses[0]),
             submit=self._runtime.pools.callback.run,
             soon=self._runtime.lifecycle.run_soon,
@@ -523,9 +521,6 @@ class SamplingClient(ClientFuture["SamplingClient"]):
             record=record,
             deadline=deadline,
         )
-
-    def _until(self, deadline: float | None) -> float:
-        return self._runtime.server.give_up_at(deadline, SAMPLE_S)
 
     # -------------------------------------------------------------------------------------- about it
 

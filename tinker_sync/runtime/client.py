@@ -34,7 +34,7 @@ from tinker_sync._base.api_errors import copy_exception
 from tinker_sync._base.clock import SYSTEM_CLOCK, Clock, SystemClock, Wake, make_lock
 from tinker_sync._base.events import CallFailed, CallMade, Events
 from tinker_sync._base.log import Log
-from tinker_sync._base.naming import carried, current
+from tinker_sync._base.naming import CallSite, carried, current
 from tinker_sync._base.secret import Secret
 from tinker_sync._base.threads import DaemonThread
 from tinker_sync.config import Settings
@@ -295,10 +295,17 @@ class Lifecycle:
             self.session.beat_if_suspicious(failure)
         self.notify(CallFailed(error=failure))
 
-    def make_future(self, line: object = None) -> APIFuture[Any]:
+    def make_future(
+        self, line: object = None, *, only_reads: bool = False, call_site: CallSite | None = None
+    ) -> APIFuture[Any]:
         """Return a future for a call of the user; the future ends when the client is closed, at the latest.
 
         A failure of the call goes to `report`. Observers get `line`, the calls of the client.
+
+        Args:
+            line: the part of a client that makes the call, if it has one.
+            only_reads: True if the call changes nothing at the server.
+            call_site: the line of the user, for the log of a failure that the user never looks at.
         """
         made: APIFuture[Any] = APIFuture(
             submit=self._run_callback,
@@ -306,6 +313,9 @@ class Lifecycle:
             clock=self.connection.clock,
             when_done=(self.on_ended,),
         )
+        if only_reads:
+            made._only_reads = True
+        made._call_site = call_site
         self._track(made)
         if self.events.wants(CallMade):
             self.events.notify(CallMade(made, line))

@@ -253,17 +253,16 @@ class Task:
         """Resume the flow, and raise the failure of its wait in it. For threads of the reactor."""
         self._flows.act(self._raise, failure)
 
-    def __call__(self, _: object) -> None:
-        """End the flow, because its future has ended. Any thread may call this."""
-        self.call_off()
-
-    def call_off(self) -> None:
+    def call_off(self, _: object = None) -> None:
         """End the flow, because nobody needs it any more. Any thread may call this."""
         if self._flow is not None:
             try:
                 self._flows.soon(self._throw, CalledOff())
             except RuntimeError:  # the client is closed, and no other thread is left
                 self._flows.act(self._throw, CalledOff())
+
+    # The callback of the future is the task itself, because a bound method would be one object more.
+    __call__ = call_off
 
     # ------------------------------------------------------------------ on the thread that resumes the flows
 

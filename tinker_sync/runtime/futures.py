@@ -268,7 +268,7 @@ class APIFuture(Future[T]):
             clock: measures the timeline.
             when_done: called inline, one after the other, in the thread that ends the future.
         """
-        self._story: Story = [(each,) for each in when_done]
+        self._story: Story = list(zip(when_done))
         self._submit = submit
         self._soon = soon
         self._clock = clock
@@ -494,8 +494,10 @@ class APIFuture(Future[T]):
                 left_s -= now_s
         finally:  # Ctrl-C may end the wait too
             self._note_look(self.done())
-            with suppress(ValueError):  # the end of the call has removed it
+            try:  # noqa: SIM105  # `suppress` would be three more calls for each result
                 self._waiting.remove(ended)
+            except ValueError:  # the end of the call has removed it
+                pass
 
     def _get(self) -> T:
         outcome = self._look()
@@ -677,8 +679,10 @@ class APIFuture(Future[T]):
         self._outcome = outcome
         waiting = self._waiting
         while waiting:
-            with suppress(IndexError):  # the thread has removed it
+            try:
                 waiting.pop().set()
+            except IndexError:  # the thread has removed it
+                break
         if outcome.callbacks is None:
             before = reversed(story[: story.index(outcome)])
             outcome.callbacks = [each[0] for each in before if type(each) is tuple]

@@ -252,6 +252,4 @@ def request(
 
 def _new_future(runtime: ClientRuntime, *, only_reads: bool) -> APIFuture[Any]:
     runtime.lifecycle.refuse_if_leaving()
-    future: APIFuture[Any] = runtime.lifecycle.make_future()
-    future._only_reads, future._call_site = only_reads, find_call_site()
-    return future
+    return runtime.lifecycle.make_future(only_reads=only_reads, call_site=find_call_site())

@@ -40,7 +40,7 @@ from tinker_sync.runtime.raw import NO_EXTRA, Extra
 from tinker_sync.runtime.reactor import QUICK_BYTES
 from tinker_sync.runtime.spending import Reservation, length_of
 from tinker_sync.transport import retries
-from tinker_sync.transport.call import ANSWER_BYTES, PROMISE_BYTES, Call, Reply, SendFailed
+from tinker_sync.transport.call import ANSWER_BYTES, NO_HEADERS, PROMISE_BYTES, Call, Reply, SendFailed
 from tinker_sync.transport.retries import Judge
 from tinker_sync.types._structured import field_names
 from tinker_sync.types.model_input import EncodedTextChunk, ModelInput
@@ -145,6 +145,8 @@ def submit(  # noqa: C901  # as `polls.poll`
     runtime = line.runtime
     number: int | None = None
     body, key, attempt = b"", "", 0
+    extra = job.extra.headers
+    headers = HeaderMap({**_HEADERS, **extra}) if extra is not NO_HEADERS else _HEADERS
     ledger = Ledger(Stage.SUBMIT)
     while True:
         if number is None:
@@ -165,7 +167,7 @@ def submit(  # noqa: C901  # as `polls.poll`
         call = Call(
             path=PATH,
             body=body,
-            headers=job.headers,
+            headers=headers,
             sdk_method=job.sdk_method,
             idempotency_key=key,
             attempt=attempt,
@@ -292,7 +294,9 @@ class SampleJob:
         self._wire_request = fit(request, dialect, context_length=context)
         self._reservation = runtime.spending.reserve(self._estimate_cost, self.limiters)
         try:
-            future = self.future if self._held else self.make_future()
+            if not self._held:
+                self.future = runtime.lifecycle.make_future(line, only_reads=True, call_site=find_call_site())
+            future = self.future
             self._reservation.follow(future)
             self.began_at = runtime.clock.now()
             self._held = False
@@ -300,12 +304,6 @@ class SampleJob:
         except BaseException:
             self._reservation.release()
             raise
-        return future
-
-    def make_future(self) -> APIFuture[SampleResponse]:
-        """Make and return the future that the user holds."""
-        self.future = future = self.line.runtime.lifecycle.make_future(self.line)
-        future._only_reads, future._call_site = True, find_call_site()
         return future
 
     def _estimate_cost(self) -> CostEstimate:
@@ -322,7 +320,8 @@ class SampleJob:
     def hold(self) -> APIFuture[SampleResponse]:
         """Return the future of a sample that is held until its client is ready, or until its deadline."""
         lifecycle = self.line.runtime.lifecycle
-        self._held, future = True, self.make_future()
+        self.future = future = lifecycle.make_future(self.line, only_reads=True, call_site=find_call_site())
+        self._held = True
         lifecycle.end_in_turn(future, self.deadline_at, "the sample", self._late_while_held)
         return future
 
@@ -348,16 +347,13 @@ class SampleJob:
 
     # -------------------------------------------------------------------------------------- for the flow
 
-    @property
-    def headers(self) -> HeaderMap:
-        """The headers of the request alone."""
-        return HeaderMap({**_HEADERS, **self.extra.headers}) if self.extra.headers else _HEADERS
-
     def encode(self, bodies: SampleBodies, number: int) -> bytes:
         """Return the body under a number."""
         events = self.line.runtime.connection.events
         began_s = self.line.runtime.clock.now() if events.wants(RequestEncoded) else None
-        body = self.extra.applied(bodies.encode(self._wire_request, number))
+        body = bodies.encode(self._wire_request, number)
+        if self.extra.body:
+            body = self.extra.applied(body)
         if began_s is not None:
             events.notify(RequestEncoded(self.sdk_method, began_s))
         return body

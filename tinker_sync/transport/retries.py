@@ -275,7 +275,8 @@ class Caller:
         self.judge = Judge(settings.base_url, clock, self._secrets)
         """The judge that decides about retries, for code that sends the requests itself."""
         self._closing = threading.Event()
-        self._keys = unique_keys()
+        self.next_key = unique_keys().__next__
+        """Returns a new idempotency key, by which the server recognises the tries of one call."""
         self._notes_lock = threading.Lock()
         self._notes: set[str] = set()  # guarded by _notes_lock; deprecation notes already logged
 
@@ -310,10 +311,6 @@ class Caller:
                 except APIResponseValidationError as error:
                     found = tries.after_unreadable(error)
             self._clock.wait(self._closing, self._clock.shorten(found))
-
-    def next_key(self) -> str:
-        """Return a new idempotency key, by which the server recognises the tries of one call."""
-        return next(self._keys)
 
     def tries(self, call: Call) -> Tries:
         """Return a `Tries` for a call, for code that sends the requests itself."""
@@ -354,7 +351,7 @@ class Caller:
         closing, self._closing = self._closing.is_set(), threading.Event()
         if closing:
             self._closing.set()
-        self._keys = unique_keys()
+        self.next_key = unique_keys().__next__
         self._notes_lock = threading.Lock()
 
     def note_deprecation(self, reply: Reply, call: Call) -> None:

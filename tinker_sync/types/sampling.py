@@ -450,15 +450,15 @@ class SampleRequest(Model):
         for name in ("topk_prompt_logprobs", "topk_sample_logprobs", "prompt_alt_tokens_k"):
             if getattr(self, name) < 0:
                 yield f"{name}: expected 0 or more, got {getattr(self, name)}"
-        length = self.prompt.known_length()
         for problem in self.prompt._problems():
             yield f"prompt{problem}"
         if self.prompt_logprobs_last_n is not None:
-            yield from self._last_n_problems(self.prompt_logprobs_last_n, length)
+            yield from self._last_n_problems(self.prompt_logprobs_last_n)
         if self.target_prompt_logprobs is not None:
-            yield from self._target_problems(self.target_prompt_logprobs, length)
+            yield from self._target_problems(self.target_prompt_logprobs)
 
-    def _last_n_problems(self, last_n: int, length: int | None) -> Iterator[str]:
+    def _last_n_problems(self, last_n: int) -> Iterator[str]:
+        length = self.prompt.known_length()
         if last_n < 1:
             yield f"prompt_logprobs_last_n: expected 1 or more, got {last_n}"
         elif length is not None and last_n > length - 1:
@@ -467,7 +467,8 @@ class SampleRequest(Model):
         if not self.prompt_logprobs:
             yield "prompt_logprobs_last_n: needs prompt log-probabilities; set include_prompt_logprobs=True"
 
-    def _target_problems(self, targets: TensorData, length: int | None) -> Iterator[str]:
+    def _target_problems(self, targets: TensorData) -> Iterator[str]:
+        length = self.prompt.known_length()
         shape = targets.shape if targets.shape is not None else list(targets._numpy.shape)
         if targets.dtype != "int64":
             yield f"target_prompt_logprobs: expected int64 token ids, got {targets.dtype}"

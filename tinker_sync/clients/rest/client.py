@@ -688,8 +688,8 @@ class RestClient(RestBase):
             return CheckpointOutcome(path)
 
         runtime.lifecycle.refuse_if_leaving()
-        future: APIFuture[list[CheckpointOutcome]] = runtime.lifecycle.make_future()
-        future._call_site = find_call_site()
+        future: APIFuture[list[CheckpointOutcome]]
+        future = runtime.lifecycle.make_future(call_site=find_call_site())
         wanted = [path if isinstance(path, str) else path.tinker_path for path in paths]
         Bulk(wanted, call, parallel, progress, future).start(runtime.pools.callback.run)
         runtime.lifecycle.note_change(future)
@@ -856,8 +856,7 @@ class RestClient(RestBase):
         """Run `work` on a new thread, and return its future. A cancel or a closed client stops `work`."""
         runtime = self._runtime
         runtime.lifecycle.refuse_if_leaving()
-        future: APIFuture[T] = runtime.lifecycle.make_future()
-        future._call_site = find_call_site()
+        future: APIFuture[T] = runtime.lifecycle.make_future(call_site=find_call_site())
         control = _signed.Cancellation()
         future._when_done(lambda _: control.stop())
         worker = Workers("transfer", 1)

@@ -237,17 +237,28 @@ def dumps(tree: Any, *, backend: Backend = DEFAULT) -> bytes:
 def loads(
     data: bytes | bytearray | memoryview, *, backend: Backend = DEFAULT, whole_text: bool = False
 ) -> Any:
-    """Parse JSON bytes into a tree of lists, dicts and scalars. Raises `WireError` if they are not JSON.
+    """Parse JSON bytes into a tree of lists, dicts and scalars.
 
-    With `whole_text`, which servers set, text with half of a surrogate pair is refused too.
+    Raises `WireError` if they are not JSON, or nest deeper than `MAX_DEPTH`; with `whole_text`, which servers
+    set, also for text with half of a surrogate pair.
 
     >>> loads(b'{"a": [1, 2.5, null]}')
     {'a': [1, 2.5, None]}
     """
+    data = bytes(data)
     try:
-        return _read(bytes(data), backend, whole_text=whole_text)
+        if not data.strip(b" \t\r\n"):
+            raise Unfit(f"expected JSON, got {'only white space' if data else 'an empty body'}")
+        tree = backend.read(data)
+        if depth_of(data) > MAX_DEPTH:
+            raise Unfit(_TOO_DEEP)
+        if whole_text and _SURROGATE.search(data):
+            for problem in _lone_surrogates(tree):
+                raise problem
     except InvalidInputError as error:
         problems = list(described(error))
+    else:
+        return tree
     raise wire_error(problems)
 
 
@@ -318,7 +329,7 @@ def _structure(converter: Converter, tree: Any, cls: type[T]) -> T:
 
 
 def _write(tree: Any, backend: Backend) -> bytes:
-    """Return the JSON bytes of a tree. Refuse a nesting deeper than `MAX_DEPTH`, as `_read` does."""
+    """Return the JSON bytes of a tree. Refuse a nesting deeper than `MAX_DEPTH`, as `loads` does."""
     try:
         data = backend.write(tree)
     except RecursionError:
@@ -326,22 +337,6 @@ def _write(tree: Any, backend: Backend) -> bytes:
     if data is None or depth_of(data) > MAX_DEPTH:
         raise Unfit(_TOO_DEEP)
     return data
-
-
-def _read(data: bytes, backend: Backend, *, whole_text: bool) -> Any:
-    """Parse received JSON bytes into a tree. Refuse an empty body, and a nesting deeper than `MAX_DEPTH`.
-
-    With `whole_text`, refuse half of a surrogate pair too.
-    """
-    if not data.strip(b" \t\r\n"):
-        raise Unfit("expected JSON, got an empty body" if not data else "expected JSON, got only white space")
-    tree = backend.read(data)
-    if depth_of(data) > MAX_DEPTH:
-        raise Unfit(_TOO_DEEP)
-    if whole_text and _SURROGATE.search(data):
-        for problem in _lone_surrogates(tree):
-            raise problem
-    return tree
 
 
 # ------------------------------------------------------------------------------------------------- writing
