@@ -51,12 +51,12 @@ from tinker_sync.transport.pools import (
     has_arrived,
 )
 from tinker_sync.transport.request import (
-    API_KEY,
     MAX_REDIRECTS,
     REDIRECTS,
     Hop,
     RedirectRefused,
     RequestHeads,
+    key_header,
     redirected,
 )
 from tinker_sync.transport.session import SessionRules
@@ -571,15 +571,13 @@ class Exchange:
         renewer = self._renewer
         if renewer is None or not rejects_token(reply.headers.get("www-authenticate")):
             return False
-        sent = self._hop.headers.get(API_KEY.lower())
-        if sent is None or sent[1] != self._credential:
+        if not key_header(self._credential).items() <= self._hop.headers.items():
             return False
         self._renewer = None
-        renewed = renewer.renewed(Secret(sent[1]))
+        renewed = renewer.renewed(Secret(self._credential))
         if renewed is None:
             return False
-        header = {API_KEY.lower(): (API_KEY, renewed.reveal())}
-        self._made_hop = evolve(self._hop, headers={**self._hop.headers, **header})
+        self._made_hop = evolve(self._hop, headers={**self._hop.headers, **key_header(renewed.reveal())})
         return True
 
     def _follow(self, status: int, location: str) -> None:

@@ -34,7 +34,7 @@ from tinker_sync._base.secret import (
 )
 from tinker_sync.transport.body import PiecedBody
 from tinker_sync.transport.call import Call, Reply, SendFailed
-from tinker_sync.transport.request import Headers
+from tinker_sync.transport.request import API_KEY, Headers
 
 _logger: Final = Log(__name__)
 
@@ -237,7 +237,7 @@ def _headers_of(call: Call) -> dict[str, str]:
         headers["Content-Type"] = call.content_type
     headers.update(call.headers)
     if call.credential != "none":
-        headers["X-API-Key"] = MASK
+        headers[API_KEY] = MASK
     return headers
 
 

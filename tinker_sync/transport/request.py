@@ -167,6 +167,15 @@ def by_name(headers: Mapping[str, str]) -> Headers:
     return header_map(headers).lines
 
 
+def key_header(credential: str) -> Headers:
+    """Return the header that carries a credential.
+
+    >>> key_header("tml-example")
+    {'x-api-key': ('X-API-Key', '***')}
+    """
+    return {API_KEY.lower(): (API_KEY, Secret(credential).reveal())}  # its repr is masked
+
+
 @frozen(eq=False, repr=False)
 class _Written:
     """The part of an encoded head that similar requests share, with the names of its headers.
@@ -210,7 +219,7 @@ class RequestHeads:
         headers = {**self._ours, **session_headers.lines}
         headers["accept"] = ("Accept", call.accept)
         if credential:
-            headers[API_KEY.lower()] = (API_KEY, Secret(credential).reveal())  # its repr is masked
+            headers.update(key_header(credential))
         if call.method not in ("GET", "HEAD"):
             headers["content-type"] = ("Content-Type", call.content_type)
             if call.idempotency_key:

@@ -75,7 +75,8 @@ class Endpoint(NamedTuple):
     named: bool = True
     """True if the request names the public method that causes it."""
     needed: bool = False
-    """True if training cannot continue without the call. It is repeated for minutes after a 500, too."""
+    """True if training cannot continue without the call. It is repeated for minutes after a 5xx, whatever
+    limit of tries the policy has."""
     legacy: bool = False
     """True if only older servers, or open ones, offer the call."""
     large: bool = False

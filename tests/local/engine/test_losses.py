@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 from support.engine_models import VOCAB, example
 
+from tinker_sync.errors import InvalidInputError
 from tinker_sync.local.engine.losses import (
+    LOSSES,
     Csr,
     Example,
     Term,
@@ -17,6 +19,7 @@ from tinker_sync.local.engine.losses import (
     complete_config,
     find_rule,
 )
+from tinker_sync.types import Datum, ForwardBackwardInput, ModelInput
 
 P = np.array([-1.0, -2.0, -0.5, -3.0])
 Q = np.array([-1.5, -1.0, -0.5, -2.5])
@@ -169,3 +172,13 @@ def test_bad_sparse_inputs_are_refused(crow: list[int], col: list[int], complain
     sparse = Csr(np.ones(len(col), dtype=np.int64), np.array(crow), np.array(col), (4, 3))
     with pytest.raises(ValueError, match=f"target_tokens: .*{complaint}"):
         check_example(changed("cross_entropy", target_tokens=sparse, weights=sparse), "cross_entropy", VOCAB)
+
+
+def test_the_client_misses_the_inputs_that_the_engine_needs() -> None:
+    bare = Datum(ModelInput.from_ints([1]), {"other": [1.0]})
+    for name, rule in LOSSES.items():
+        found_here = {"logprobs"} if name == "stable_reinforce" else set()  # in the server's own records
+        with pytest.raises(InvalidInputError) as refused:
+            ForwardBackwardInput([bare], name).validate()
+        missed = {each for each in rule.needs if f"[{each!r}]: is missing" in str(refused.value)}
+        assert missed == set(rule.needs) - found_here, name
