@@ -219,9 +219,11 @@ class OptimStepRequest(Model):
         return {**fields, name: params}
 
 
+_as_metrics = converter_for(dict[str, float], "OptimStepResponse.metrics")
+
+
 def _step_metrics(given: Any) -> Metrics | None:
-    convert = converter_for(dict[str, float], "OptimStepResponse.metrics")
-    return None if given is None else Metrics(convert(given))
+    return None if given is None else Metrics(_as_metrics(given))
 
 
 @model
