@@ -14,7 +14,6 @@ import tinker_sync
 from tinker_sync.config import Settings
 from tinker_sync.errors import BillingError, ConfigurationError, DeadlineError, InternalServerError
 from tinker_sync.runtime.rate_limiter import RateLimiter
-from tinker_sync.runtime.reactor import Reactor
 
 KEY = "tml-pace-tests"
 # The pauses add up to minutes, so a test with real pauses would time out. The five minutes for which a client
@@ -102,21 +101,11 @@ def test_an_invalid_pace_is_refused() -> None:
             Settings(base_url="http://localhost", pace=wrong)  # type: ignore[arg-type]
 
 
-def test_pauses_are_scaled_and_other_delays_are_not() -> None:
+def test_the_pause_of_a_limiter_is_scaled() -> None:
     clock = Still()
     limiter = RateLimiter(clock=clock)
     limiter.close_for(50)
     assert limiter.pause_left_s() == pytest.approx(0.5)
-
-    class Nobody:
-        def run(self, job: Any) -> None: ...
-
-    reactor = Reactor(None, Nobody(), clock)  # type: ignore[arg-type]
-    reactor._start_or_wake = lambda *_, **__: None  # type: ignore[method-assign,assignment]
-    reactor.pause(50, lambda: None)
-    reactor.after(50, lambda: None)
-    assert [at - clock.now() for at, _, _ in sorted(reactor._timers)] == pytest.approx([0.5, 50])
-    reactor.close()
 
 
 class Still(FakeClock):

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from support.clock import FakeClock
 from support.crowd import until
-from support.hasty import quick_service, set_clock
+from support.hasty import beat_now, quick_service, set_clock
 from support.scripts import Script
 from support.servers import AnsweringServer, answer
 from support.tinker_stub import Answer, Stub, StubServer
@@ -531,8 +531,7 @@ def test_a_date_that_jumps_by_a_day_in_the_midst_of_calls(stub: Stub, shift_s: f
         clock.shift_s = shift_s
         stub.script("/asample", Answer(429, {}, {"retry-after": "0.01"}))
         after = [sampler.sample(PROMPT, 1, PARAMS, deadline=120), trainer.optim_step(STEP, deadline=120)]
-        assert service.holder.server.session._heartbeat is not None
-        service.holder.server.session._heartbeat.step()
+        beat_now(service)
         release.set()
         sampled = [before[0].result(120), after[0].result(120)]
         assert [each.sequences[0].tokens for each in sampled] == [[6, 7], [6, 7]]

@@ -25,7 +25,7 @@ import pytest
 import requests
 from support.authority import Authority
 from support.crowd import until
-from support.hasty import FLAGS, hasty_service, sampler_of, trainer_of
+from support.hasty import FLAGS, beat_now, hasty_service, sampler_of, trainer_of
 from support.planted import (
     JWT,
     PLANTED,
@@ -630,10 +630,9 @@ def test_messages_and_sessions_that_are_lost(logged: Callable[[], str]) -> None:
         stub.says("/create_session", lambda words: {"session_id": "s", **dict.fromkeys(kinds, words)})
         sampler = sampler_of(service)
         assert logged().count("you sent") >= len(kinds)
-        heartbeat: Any = service.holder.server.session._heartbeat
         for status in (500, 410):
             stub.refuses("/session_heartbeat", status, "text")
-            heartbeat.step()
+            beat_now(service)
         error = check(lambda: sampler.sample(PROMPT, 1, ONE_TOKEN))
         assert isinstance(error, errors.SessionLostError)
         assert "***" in error.reason

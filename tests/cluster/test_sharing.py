@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import time
 import types
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -81,7 +81,7 @@ def test_a_refusal_ends_the_wait_of_the_others() -> None:
 def test_a_shorter_refusal_does_not_release_its_process_from_the_longer_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sharing, "time", SimpleNamespace(monotonic=lambda: 100.0))
+    monkeypatch.setattr(time, "monotonic", lambda: 100.0)
     board = Board()
     delays_s = []
     for process, delay_s in (("a", 60.0), ("b", 1.0), ("c", 90.0)):
@@ -95,5 +95,6 @@ def test_a_process_that_died_is_no_longer_counted(monkeypatch: pytest.MonkeyPatc
     for process in ("a", "b"):
         board.follow("server", process, version=0, hold_s=0)
     assert board.follow("server", "b", version=0, hold_s=0).processes == 2
-    monkeypatch.setattr(sharing, "_FORGET_S", 0.0)
+    later_s = time.monotonic() + 3600
+    monkeypatch.setattr(time, "monotonic", lambda: later_s)
     assert board.follow("server", "b", version=0, hold_s=0).processes == 1

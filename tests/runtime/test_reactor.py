@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import heapq
 import math
 import os
 import queue
@@ -13,7 +14,8 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,7 @@ from support.servers import AnsweringServer, Peer, ProxyServer, ScriptedServer, 
 from support.wires import http_for, post
 
 from tinker_sync.config import Timeout
-from tinker_sync.runtime.reactor import EpollReadiness, Reactor, Readiness, SelectorReadiness
+from tinker_sync.runtime.reactor import STALE_EXPIRIES, EpollReadiness, Reactor, Readiness, SelectorReadiness
 from tinker_sync.runtime.workers import Workers
 from tinker_sync.transport.call import Call, Reply, SendFailed
 from tinker_sync.transport.http import Http
@@ -74,13 +76,25 @@ def keep_silent(peer: Peer) -> None:
     peer.wait_gone()
 
 
-def await_end_of_thread(reactor: Reactor) -> None:
-    """Wait until the threads of reactors have ended. A reactor forgets its thread just before the end."""
-    for thread in threading.enumerate():
-        if thread.name == "tinker-poll":
-            thread.join(PATIENCE_S)
-            assert not thread.is_alive()
-    assert reactor._thread is None
+def threads_of_reactors() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "tinker-poll"]
+
+
+def await_end_of_threads() -> None:
+    for thread in threads_of_reactors():
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
+
+
+@contextmanager
+def stepping(reactor: Reactor) -> Iterator[Reactor]:
+    """Let this thread be that of the reactor, so that nothing runs at the same time; it calls `step`."""
+    reactor._thread = threading.current_thread()
+    try:
+        yield reactor
+    finally:
+        reactor._thread = None
+        reactor.close()
 
 
 @pytest.fixture
@@ -142,31 +156,6 @@ def test_an_answer_in_pieces_goes_back_to_the_reactor_between_them() -> None:
         assert held.workers.submit(lambda: 7).result(PATIENCE_S) == 7
         more.set()
         assert held.reply().body == b"firstsecond"
-
-
-def test_finished_requests_leave_neither_bodies_nor_many_entries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tinker_sync.runtime.reactor.STALE_EXPIRIES", 8)
-    last = threading.Event()
-
-    def reply(seen: Any) -> bytes:
-        if seen.body == b"long":
-            last.wait(PATIENCE_S)
-        return answer(seen.body)
-
-    sizes, calls = [], []
-    with AnsweringServer(reply) as server, closing(Held(server.url)) as held:
-        held.start(post(body=b"long"))
-        server.await_seen(1)
-        for _ in range(40):
-            ticket = held.start(post(body=b"short"))
-            assert held.reply().body == b"short"
-            calls.append(ticket.call)
-            sizes.append(len(held.reactor._expiries))
-        last.set()
-        assert held.reply().body == b"long"
-    assert calls == [None] * 40
-    assert max(sizes) > 8  # entries of ended requests stay behind that of the long request
-    assert max(sizes) <= 8 + 2 * 2 + 1
 
 
 def test_tls_tickets_are_no_answer(authority: Authority) -> None:
@@ -325,11 +314,8 @@ def clock() -> FakeClock:
 @pytest.fixture
 def stepped(clock: FakeClock) -> Iterator[Reactor]:
     """Yield a reactor that starts no thread. The test calls `step`."""
-    reactor = Reactor(Nowhere(), HandWorkers(), clock)
-    reactor._thread = threading.current_thread()
-    yield reactor
-    reactor._thread = None
-    reactor.close()
+    with stepping(Reactor(Nowhere(), HandWorkers(), clock)) as reactor:
+        yield reactor
 
 
 def test_timers_fire_in_order_and_not_early(stepped: Reactor, clock: FakeClock) -> None:
@@ -347,13 +333,29 @@ def test_timers_fire_in_order_and_not_early(stepped: Reactor, clock: FakeClock) 
     assert fired == ["first", "second"]
 
 
+def test_pauses_are_as_short_as_the_clock_makes_them_and_other_delays_are_not() -> None:
+    class QuickClock(FakeClock):
+        def shorten(self, pause_s: float) -> float:
+            return pause_s / 100
+
+    clock, ended = QuickClock(), list[str]()
+    with stepping(Reactor(Nowhere(), HandWorkers(), clock)) as reactor:
+        reactor.pause(50, lambda: ended.append("pause"))
+        reactor.after(50, lambda: ended.append("delay"))
+        for pass_s in (0.499, 0.002):
+            assert ended == []
+            clock.advance(pass_s)
+            reactor.step(0.0)
+    assert ended == ["pause"]
+
+
 def test_an_idle_thread_ends_and_another_begins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tinker_sync.runtime.reactor.IDLE_S", 0.0)
     with AnsweringServer(lambda seen: answer(b"ok")) as server, closing(Held(server.url)) as held:
         for _ in range(30):
             held.start()
             assert held.reply().body == b"ok"
-        await_end_of_thread(held.reactor)
+        await_end_of_threads()
 
 
 def test_the_thread_stays_while_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -368,27 +370,28 @@ def test_the_thread_stays_while_it_is_needed(monkeypatch: pytest.MonkeyPatch) ->
     workers = Workers("fetch", 1)
     reactor = Reactor(http_for("http://127.0.0.1:9"), workers, needed=is_needed)
     reactor.reserve()
-    thread = reactor._thread
+    [thread] = threads_of_reactors()
     reactor.reserve()
     for _ in range(3):
         assert asked.acquire(timeout=PATIENCE_S)
-    assert reactor._thread is thread is not None
+    assert threads_of_reactors() == [thread]
     needed.clear()
-    await_end_of_thread(reactor)
+    await_end_of_threads()
     reactor.close()
     reactor.reserve()
-    assert reactor._thread is None
+    assert threads_of_reactors() == []
     assert workers.close(PATIENCE_S)
 
 
 def test_a_dead_thread_fails_calls(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     broken = threading.Event()
     monkeypatch.setattr(threading, "excepthook", lambda _: broken.set())
+    readiness = readiness_of_next(monkeypatch)
     with ScriptedServer(keep_silent) as server, closing(Held(server.url)) as held:
         held.start()
         server.await_seen(1)
-        until(lambda: bool(held.reactor._watched))  # later requests belong to the next thread
-        monkeypatch.setattr(held.reactor, "_time_to_wait", lambda *_: 1 / 0)
+        assert readiness.watched.wait(PATIENCE_S)  # later requests belong to the next thread
+        readiness.meanwhile = lambda: 1 / 0
         held.reactor.after(0.0, lambda: None)  # wakes the thread
         assert held.failure().final
         assert broken.wait(PATIENCE_S)
@@ -401,7 +404,7 @@ def test_a_dropped_reactor_is_not_kept_alive_by_its_thread(monkeypatch: pytest.M
         held = Held(server.url)
         held.start()
         held.reply()
-        await_end_of_thread(held.reactor)
+        await_end_of_threads()
         held.close()
         gone = weakref.ref(held.reactor)
         del held
@@ -444,7 +447,11 @@ def test_a_burst_opens_its_connections_within_three_round_trips(authority: Autho
     assert replies == {b"%d." % number for number in range(count)}
 
 
-def test_a_request_called_off_while_its_connection_opens_closes_it(authority: Authority) -> None:
+def test_a_request_called_off_while_its_connection_opens_closes_it(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readiness = readiness_of_next(monkeypatch)
+
     def listen(peer: Peer) -> None:
         greeted.set()
         peer.wait_gone()  # never answers the greeting of TLS
@@ -457,7 +464,7 @@ def test_a_request_called_off_while_its_connection_opens_closes_it(authority: Au
         with closing(Held(url, session=session)) as held:
             ticket = held.start()
             assert greeted.wait(PATIENCE_S)
-            until(lambda: bool(held.reactor._watched))
+            assert readiness.watched.wait(PATIENCE_S)
             assert ticket.cancel()
             assert gone.wait(PATIENCE_S)
             until(lambda: held.reactor.under_way == 0)
@@ -600,15 +607,62 @@ class Line:
         return False
 
 
+class Watched(EpollReadiness if hasattr(select, "epoll") else SelectorReadiness):  # type: ignore[misc]
+    """The set of sockets of a reactor, which lets a test act while its thread sleeps or ends a watch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.woken, self.watched = False, threading.Event()
+        self.waits: list[float | None] = []
+        self.is_short = False
+        """True: each wait lasts for 10 ms at most."""
+        self.meanwhile: Callable[[], object] | None = None
+        self.on_forget: Callable[[int], object] = lambda _: None
+
+    def wake(self) -> None:
+        self.woken = True
+        super().wake()
+
+    def wait(self, timeout_s: float | None) -> list[int]:
+        self.waits.append(timeout_s)
+        act, self.meanwhile = self.meanwhile, None
+        if act is not None:
+            act()
+            timeout_s = 0.0
+        return super().wait(0.01 if self.is_short else timeout_s)
+
+    def watch(self, descriptor: int, *, writing: bool = False) -> None:
+        super().watch(descriptor, writing=writing)
+        self.watched.set()
+
+    def forget(self, descriptor: int) -> None:
+        super().forget(descriptor)
+        self.on_forget(descriptor)
+
+
+def readiness_of_next(patch: pytest.MonkeyPatch) -> Watched:
+    """Return the set of sockets that the next reactor uses."""
+    made = Watched()
+    patch.setattr("tinker_sync.runtime.reactor.make_readiness", lambda: made)
+    return made
+
+
 class Bench:
     """A reactor whose thread is that of the test, with its transport, its workers and the outcomes."""
 
-    def __init__(self, clock: FakeClock, **options: Any) -> None:
+    def __init__(self, clock: FakeClock, http: Any = None) -> None:
         self.line, self.workers, self.clock = Line(), HandWorkers(), clock
-        self.reactor = Reactor(self.line, self.workers, clock, **options)
-        self.readiness = self.reactor._open_readiness()
-        self.reactor._thread = threading.current_thread()
+        self.reactor = Reactor(http or self.line, self.workers, clock, needed=lambda: True)
         self.outcomes: list[Outcome] = []
+
+    @contextmanager
+    def running(self) -> Iterator[Bench]:
+        with stepping(self.reactor), pytest.MonkeyPatch.context() as patch:
+            self.readiness = readiness_of_next(patch)
+            self.reactor.step(0.0)
+            yield self
+        for request in self.line.requests:
+            request.abort()
 
     def start(self, *requests: Request) -> Any:
         """Start calls that take these requests. Return the ticket of the last one."""
@@ -626,26 +680,17 @@ class Bench:
         """Return the `maybe_received` of each outcome; all must be failures."""
         return [outcome.maybe_received for outcome in self.outcomes if isinstance(outcome, SendFailed)]
 
-    def sleep(self) -> None:
-        """Let the reactor believe that its thread sleeps without a limit."""
-        self.reactor._sleeps_until = math.inf
-
-    def was_woken(self) -> bool:
-        return bool(self.readiness.wait(0))
-
-    def end(self) -> None:
-        """Let the reactor end as if its thread had found it closed."""
-        self.reactor._thread = None
-        self.reactor.close()
-        for request in self.line.requests:
-            request.abort()
+    def is_woken_by(self, act: Callable[[], object]) -> bool:
+        """Call `act()` while the thread sleeps without a limit, and return True if that wakes the thread."""
+        self.readiness.meanwhile, self.readiness.woken = act, False
+        self.reactor.step(None)
+        return self.readiness.woken
 
 
 @pytest.fixture
 def bench(clock: FakeClock) -> Iterator[Bench]:
-    bench = Bench(clock)
-    yield bench
-    bench.end()
+    with Bench(clock).running() as bench:
+        yield bench
 
 
 # ------------------------------------------------------------------------------------------- sending
@@ -691,9 +736,7 @@ def test_a_request_that_fails_is_closed(bench: Bench, error: Exception) -> None:
 def test_a_socket_that_another_thread_has_closed_wakes_the_thread(bench: Bench) -> None:
     request = Request()
     request.abort()
-    bench.sleep()
-    bench.send(request)
-    assert bench.was_woken()
+    assert bench.is_woken_by(lambda: bench.send(request))
     bench.reactor.step(0.0)
     assert bench.outcomes == [SILENT]
 
@@ -703,19 +746,14 @@ def test_a_socket_that_another_thread_has_closed_wakes_the_thread(bench: Bench) 
 def test_a_request_wakes_the_thread_if_it_expires_before_the_thread_wakes(
     bench: Bench, expires_at_s: float, woken: bool
 ) -> None:
-    bench.sleep()
-    bench.send(Request(expires_at_s=expires_at_s))
-    assert bench.was_woken() is woken
+    assert bench.is_woken_by(lambda: bench.send(Request(expires_at_s=expires_at_s))) is woken
 
 
 @pytest.mark.parametrize("wake", ["after", "run_soon"])
 def test_timers_and_jobs_wake_the_thread(bench: Bench, wake: str) -> None:
-    bench.sleep()
-    if wake == "after":
-        bench.reactor.after(5.0, lambda: None)
-    else:
-        bench.reactor.run_soon(lambda: None)
-    assert bench.was_woken()
+    reactor = bench.reactor
+    ways = {"after": partial(reactor.after, 5.0, lambda: None), "run_soon": lambda: reactor.run_soon(list)}
+    assert bench.is_woken_by(ways[wake])
 
 
 def test_a_silent_request_is_not_watched_any_more(bench: Bench, clock: FakeClock) -> None:
@@ -723,7 +761,29 @@ def test_a_silent_request_is_not_watched_any_more(bench: Bench, clock: FakeClock
     clock.advance(5.0)
     bench.reactor.step(0.0)
     assert bench.outcomes == [SILENT]
-    assert not bench.reactor._has_more()
+    bench.reactor.step(0.0)
+    assert bench.readiness.waits[-1] == 0.0
+    bench.readiness.meanwhile = list
+    bench.reactor.step(7.0)
+    assert bench.readiness.waits[-1] == 7.0  # nothing else sets the length of the wait
+
+
+def test_finished_requests_leave_neither_bodies_nor_many_entries(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ended requests stay behind a long one in the heap of timeouts, until there are too many of them."""
+    sizes: list[int] = []
+    heappush = heapq.heappush
+    monkeypatch.setattr(heapq, "heappush", lambda heap, item: (heappush(heap, item), sizes.append(len(heap))))
+    bench.send(Request(expires_at_s=1005.0))
+    for count in range(1, STALE_EXPIRIES + 100):
+        request = Request(Reply(200, {}, b""), expires_at_s=1005.0)
+        request.peer.send(b".")
+        ticket = bench.send(request)
+        bench.reactor.step(0.0)
+        bench.workers.jobs.clear()  # of a worker that would guard the step
+        assert (ticket.call, len(bench.outcomes)) == (None, count)
+    assert STALE_EXPIRIES < max(sizes) <= STALE_EXPIRIES + 2 * 2 + 1
 
 
 # ------------------------------------------------------------------------------------------- the end
@@ -752,15 +812,25 @@ def test_a_step_that_is_due_at_the_close_is_taken(bench: Bench) -> None:
 
 
 def test_steps_that_follow_run_at_once_if_no_worker_takes_them() -> None:
-    reactor, done = Reactor(Line(), NoWorkers()), []
+    class Leaving(HandWorkers):
+        def run(self, job: Callable[[], object]) -> None:
+            if self.jobs or done:
+                raise RuntimeError("can't start new thread")
+            super().run(job)
+
+    line, workers, done = Line(), Leaving(), list[str]()
+    reactor = Reactor(line, workers)
 
     def stop() -> None:
-        assert reactor.follow(lambda: done.append("follows"))
+        assert reactor.follow(lambda: done.append("first"))
+        assert reactor.follow(lambda: done.append("second"))
         raise SystemExit
 
+    line.on_open = stop
+    reactor.start(post(), print)
     with pytest.raises(SystemExit):
-        reactor._run_step(stop)
-    assert done == ["follows"]
+        workers.do()
+    assert "second" in done
 
 
 # ------------------------------------------------------------------------------------------- no thread
@@ -776,12 +846,13 @@ def test_a_job_added_while_the_thread_ends_is_done(workers: HandWorkers | NoWork
             assert not reactor.step(0.0)  # the thread ends between the two steps of `run_soon`
             super().append(step)
 
-    reactor._thread, reactor._due = threading.current_thread(), Due()
-    assert reactor.run_soon(lambda: done.append("job"))
-    if isinstance(workers, HandWorkers):
-        workers.do()
-    assert done == ["job"]
-    assert not reactor.run_soon(done.clear)
+    with stepping(reactor):
+        reactor._due = Due()
+        assert reactor.run_soon(lambda: done.append("job"))
+        if isinstance(workers, HandWorkers):
+            workers.do()
+        assert done == ["job"]
+        assert not reactor.run_soon(done.clear)
 
 
 def test_a_job_added_while_the_thread_falls_asleep_wakes_it() -> None:
@@ -794,23 +865,19 @@ def test_a_job_added_while_the_thread_falls_asleep_wakes_it() -> None:
                 done.append(reactor.run_soon(lambda: done.append("job")))
             return found
 
-    reactor._thread, reactor._due = threading.current_thread(), Due()
-    reactor.step(PATIENCE_S)  # without a wake, it would sleep
-    reactor.step(0.0)
+    with stepping(reactor):
+        reactor._due = Due()
+        reactor.step(PATIENCE_S)  # without a wake, it would sleep
+        reactor.step(0.0)
     assert done == [True, "job"]
-    reactor._thread = None
-    reactor.close()
 
 
 def test_the_watch_of_a_silent_request_ends_before_another_thread_can_close_its_socket(
-    bench: Bench, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, clock: FakeClock
 ) -> None:
     """Once a socket is closed, its number may belong to a new socket, whose watch would end in its place."""
     due: list[int] = []
-    forget = bench.readiness.forget
-    monkeypatch.setattr(
-        bench.readiness, "forget", lambda number: (due.append(len(bench.reactor._due)), forget(number))
-    )
+    bench.readiness.on_forget = lambda _: due.append(len(bench.reactor._due))
     bench.send(Request(expires_at_s=1005.0))
     clock.advance(5.0)
     bench.reactor.step(0.0)
@@ -818,7 +885,7 @@ def test_the_watch_of_a_silent_request_ends_before_another_thread_can_close_its_
 
 
 def test_a_connection_whose_answer_came_at_the_last_moment_is_watched_for_the_next_request(
-    clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+    clock: FakeClock,
 ) -> None:
     late, sent = threading.Event(), threading.Event()
 
@@ -830,37 +897,30 @@ def test_a_connection_whose_answer_came_at_the_last_moment_is_watched_for_the_ne
         peer.read_request()
         peer.send(answer(b"second"))
 
-    outcomes: list[Outcome] = []
-    workers = HandWorkers()
-    with ScriptedServer(script) as server, http_for(server, clock=clock) as http:
-        reactor = Reactor(http, workers, clock)
-        readiness = reactor._open_readiness()
-        reactor._thread = threading.current_thread()
-        forget = readiness.forget
+    def let_it_arrive(number: int) -> None:
+        late.set()
+        assert sent.wait(PATIENCE_S)
+        select.select([number], [], [], PATIENCE_S)
 
-        def forget_while_it_arrives(number: int) -> None:
-            forget(number)
-            late.set()
-            assert sent.wait(PATIENCE_S)
-            select.select([number], [], [], PATIENCE_S)
-
-        monkeypatch.setattr(readiness, "forget", forget_while_it_arrives)
-        try:
-            reactor.start(post(), outcomes.append)
-            workers.do_all()
-            while not server.seen:
-                reactor.step(0.01)
-            clock.advance(20.0)  # longer than the timeout of the read
-            while not outcomes:
-                reactor.step(0.0)
-            reactor.start(post(), outcomes.append)
-            workers.do_all()
-            reactor.step(PATIENCE_S)
-            reactor.step(0.0)
-        finally:
-            reactor._thread = None
-            reactor.close()
-    assert [outcome.body for outcome in outcomes if isinstance(outcome, Reply)] == [b"first", b"second"]
+    with (
+        ScriptedServer(script) as server,
+        http_for(server, clock=clock) as http,
+        Bench(clock, http).running() as bench,
+    ):
+        bench.readiness.on_forget = let_it_arrive
+        bench.send(Request())
+        bench.readiness.is_short = True  # nothing ends a wait for the server to see the request
+        while not server.seen:
+            bench.reactor.step(0.0)
+        bench.readiness.is_short = False
+        clock.advance(20.0)  # longer than the timeout of the read
+        while not bench.outcomes:
+            bench.reactor.step(0.0)
+        bench.send(Request())
+        bench.reactor.step(PATIENCE_S)
+        bench.reactor.step(0.0)
+    answers = [outcome.body for outcome in bench.outcomes if isinstance(outcome, Reply)]
+    assert answers == [b"first", b"second"]
 
 
 # ------------------------------------------------------------------------------------------- forks

@@ -150,6 +150,13 @@ def number_of(asked: Asked) -> int:
     return int(asked.json()["seq_id"])
 
 
+def beat_now(client: ServiceClient) -> None:
+    """Send a heartbeat on this thread."""
+    heartbeat = client.holder.server.session._heartbeat
+    assert heartbeat is not None
+    heartbeat.step()
+
+
 # ------------------------------------------------ Clients whose pauses before another try are short
 def quick_service(pace: float = 0.01, **options: Any) -> ServiceClient:
     """Return a service client that multiplies its pauses by `pace`."""

@@ -61,7 +61,7 @@ def files_below(place: Path) -> dict[str, bytes]:
 @pytest.fixture(autouse=True)
 def _small_parts_and_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transfer_file, "PART_BYTES", PART)
-    monkeypatch.setattr(response_head, "delay_s", lambda *_, **__: 0.001)
+    monkeypatch.setenv("TINKER_PACE", "0.001")
 
 
 # ------------------------------------------------------------------------------------------- success

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::tinker_sync.errors.Experimental
 
 @pytest.fixture
 def weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(transfer_upload, "delay_s", lambda *_, **__: 0.001)
+    monkeypatch.setenv("TINKER_PACE", "0.001")
     place = tmp_path / "weights"
     place.mkdir()
     for name, content in FILES.items():

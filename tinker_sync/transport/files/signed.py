@@ -119,8 +119,8 @@ class Cancellation:
             raise TransferError("the transfer was stopped; the same call goes on from here")
 
     def pause(self, clock: Clock, seconds: float) -> None:
-        """Wait for some seconds or until `stop`."""
-        clock.wait(self._stopped, seconds)
+        """Wait for some seconds, which the clock may shorten, or until `stop`."""
+        clock.wait(self._stopped, clock.shorten(seconds))
 
     @contextmanager
     def reading(self, answer: SignedResponse) -> Iterator[SignedResponse]:
