@@ -15,6 +15,8 @@ from concurrent.futures import Future
 from typing import Any
 
 import pytest
+from support.crowd import until
+from support.isolation import our_threads
 from support.scripts import Script
 from support.signals import at_every_moment
 from support.tinker_stub import Stub, StubServer
@@ -174,6 +176,37 @@ def test_ctrl_c_at_any_moment_of_a_call_leaves_nothing_behind(world: World, name
     if name in ("sample", "cancel", "optim_step", "result"):
         bodies = [asked.json() for asked in world.stub.asked("/optim_step")]
         assert [body["seq_id"] for body in bodies] == list(range(1, len(bodies) + 1))
+
+
+@swallowed
+@pytest.mark.parametrize("name", ["sample", "optim_step"])
+def test_ctrl_c_at_any_moment_of_the_first_call_leaves_no_thread_blocked(stub: Stub, name: str) -> None:
+    """The first call starts the threads of a client, and waits for some of them."""
+    made: list[ServiceClient] = []
+
+    def call() -> None:
+        service = ServiceClient(base_url=stub.url, api_key="tml-x")  # type: ignore[attr-defined]
+        made.append(service)
+        if name == "sample":
+            service.create_sampling_client(base_model="stub/model").sample(PROMPT, 1, PARAMS)
+        else:
+            service.create_lora_training_client("stub/model").optim_step(types.AdamParams())
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    def check(_: object, moment: str) -> None:
+        if made:  # empty if the Ctrl-C came before there was a client
+            service = made.pop()
+            sampler = service.create_sampling_client(base_model="stub/model")
+            assert sampler.sample(PROMPT, 1, PARAMS).result(PATIENCE_S), moment
+            service.close().result(PATIENCE_S)
+        until(lambda: not our_threads())
+
+    call()  # it imports modules, and the compiler does not like Ctrl-C
+    check(None, "")
+    assert at_every_moment(call, interrupt, check) > 40
+    check(None, "")
 
 
 @swallowed
