@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import ssl
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import certifi
 import pytest
 import requests
 import requests.adapters
@@ -212,6 +214,54 @@ def test_trusted_authorities_from_the_environment(
         with requests.Session() as deaf:
             deaf.trust_env = False
             assert fails(http_for(server, session=deaf), post()).final
+
+
+@pytest.mark.parametrize("proxied", [False, True])
+@pytest.mark.parametrize("name", ["REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_FILE"])
+def test_each_variable_that_names_trusted_authorities(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch, name: str, proxied: bool
+) -> None:
+    monkeypatch.setenv(name, authority.ca_file)
+    if proxied:  # the environment names a proxy, but not for this server
+        monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    with AnsweringServer(echo, tls=authority.server_context()) as server:
+        http = http_for(server)
+        assert http.send(post()).status == 200
+        http.close()
+
+
+@pytest.mark.parametrize("variable", ["REQUESTS_CA_BUNDLE", "SSL_CERT_FILE"])
+@pytest.mark.parametrize("trusted", [True, False], ids=["the authority", "another"])
+@pytest.mark.parametrize("verify", [True, False, "the authority"], ids=str)
+@pytest.mark.parametrize("trust_env", [True, False])
+def test_a_session_and_the_environment_count_as_in_requests(
+    authority: Authority,
+    monkeypatch: pytest.MonkeyPatch,
+    variable: str,
+    trusted: bool,
+    verify: bool | str,
+    trust_env: bool,
+) -> None:
+    monkeypatch.setenv(variable, authority.ca_file if trusted else certifi.where())
+    with (
+        AnsweringServer(echo, tls=authority.server_context()) as server,
+        requests.Session() as mine,
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore")  # about `verify=False`
+        mine.trust_env, mine.verify = trust_env, authority.ca_file if verify == "the authority" else verify
+        try:
+            theirs = mine.post(server.url).status_code
+        except requests.exceptions.SSLError:
+            theirs = None
+        http = http_for(server, session=mine)
+        try:
+            ours = http.send(post()).status
+        except SendFailed:
+            ours = None
+        http.close()
+    assert ours == theirs
 
 
 # --------------------------------------------------------------------------------------------- redirects

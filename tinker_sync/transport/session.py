@@ -41,8 +41,8 @@ else:
     ssl = LazyModule("ssl")
 
 _NONE: Final = HeaderMap()
-_BUNDLES: Final = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
-"""Variables that name trusted certificates, as requests reads them."""
+_BUNDLES: Final = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_FILE", "SSL_CERT_DIR")
+"""Variables that name trusted certificates; the first one counts. Requests reads two of them, OpenSSL two."""
 
 
 class SessionRules:
@@ -175,8 +175,7 @@ class SessionRules:
         url = f"{origin}/"
         options: dict[str, Any]
         if self._given is None and not (self._trust_environment and _may_have_proxies()):
-            bundles = [os.environ.get(name) for name in _BUNDLES] if self._trust_environment else []
-            options = {"proxies": {}, "verify": next(filter(None, bundles), True), "cert": None}
+            options = {"proxies": {}, "verify": self._trusted(True), "cert": None}
             return Route(origin, self._context_for(origin, options), options=options)
         options = self._options(url)
         tls, netrc = self._context_for(origin, options), self._netrc(url)
@@ -200,7 +199,13 @@ class SessionRules:
         merged: Mapping[str, Any] = self.session.merge_environment_settings(url, {}, None, None, None)
         # Addresses of proxies hold passwords; the repr of this form is masked.
         proxies = {scheme: Secret(proxy).reveal() for scheme, proxy in merged["proxies"].items() if proxy}
-        return {"proxies": proxies, "verify": merged["verify"], "cert": merged["cert"]}
+        return {"proxies": proxies, "verify": self._trusted(merged["verify"]), "cert": merged["cert"]}
+
+    def _trusted(self, verify: bool | str) -> bool | str:
+        """Return the trusted certificates: without a user's session, those that the environment names."""
+        if self._given is not None or not self._trust_environment:
+            return verify
+        return next(filter(None, map(os.environ.get, _BUNDLES)), verify)
 
     def _netrc(self, url: str) -> str | None:
         # The netrc file counts only with a session from the user: a user who gives an API key alone does not
