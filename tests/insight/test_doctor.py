@@ -141,16 +141,15 @@ def test_the_trusted_certificates_are_those_of_the_client(
 ) -> None:
     authority = Authority(tmp_path)
     with AnsweringServer(lambda _: answer(b"{}"), tls=authority.server_context()) as server:
-        monkeypatch.setenv("SSL_CERT_FILE", authority.ca_file)
-        ignored = findings(server.url)
+        unknown = findings(server.url)
         monkeypatch.setenv("REQUESTS_CA_BUNDLE", authority.ca_file)
         trusted = findings(server.url)
         monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(tmp_path / "none.pem"))
         missing = findings(server.url)
-    states = [(each["connection"].state, each["server"].state) for each in (ignored, trusted, missing)]
+    states = [(each["connection"].state, each["server"].state) for each in (unknown, trusted, missing)]
     assert states == [("failure", "failure"), ("ok", "ok"), ("failure", "failure")]
-    assert "is not trusted" in ignored["connection"].what
-    assert "REQUESTS_CA_BUNDLE" in ignored["connection"].advice
+    assert "is not trusted" in unknown["connection"].what
+    assert "REQUESTS_CA_BUNDLE" in unknown["connection"].advice
     assert "TLSv1" in trusted["connection"].what
     assert "none.pem' cannot be used" in missing["connection"].what
 
