@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import signal
@@ -17,12 +18,12 @@ from textwrap import dedent
 from typing import Any
 
 import pytest
-from support.clock import FakeClock
+from support.clock import PATIENCE_S, FakeClock
 from support.crowd import until
 from support.hasty import beat_now, quick_service, set_clock
 from support.scripts import Script
 from support.servers import AnsweringServer, answer
-from support.tinker_stub import Answer, Stub, StubServer
+from support.tinker_stub import Answer, Asked, Stub, StubServer
 
 import tinker_sync
 from tinker_sync import types
@@ -136,6 +137,24 @@ def test_a_first_sample_waits_for_four_answers_one_after_the_other(
     released["/get_server_capabilities"].set()
     ones = [path for path in stub.paths() if path != "/get_server_capabilities"]
     assert ones[3:] == ["/create_sampling_session", "/asample", "/retrieve_future"]
+
+
+def test_a_burst_opens_its_connections_before_the_first_sample_is_accepted() -> None:
+    """A distant server accepts the first ones late, and the others would have to open theirs only then."""
+
+    class Distant(Stub):
+        async def on_asample(self, asked: Asked) -> Any:
+            while self.connections < 150:
+                await asyncio.sleep(0.001)
+            return super().on_asample(asked)
+
+    with StubServer(Distant()) as stub:
+        service = ServiceClient(base_url=stub.url, api_key="tml-x")
+        client = service.create_sampling_client(base_model="stub/model").result()
+        futures = [client.sample(PROMPT, 1, PARAMS) for _ in range(150)]
+        for future in futures:
+            assert len(future.result(timeout=PATIENCE_S).sequences) == 1
+        assert stub.connections < 170
 
 
 def make_with_late_settings(stub: Stub, service: ServiceClient) -> SamplingClient:

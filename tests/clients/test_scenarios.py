@@ -139,15 +139,15 @@ def test_few_samples_are_sent_at_first_and_at_most_400_at_once() -> None:
         sampler = sampler_of(client)
         release = stub.hold("/asample", 100)
         first = [sampler.sample(PROMPT, 1, ONE_TOKEN) for _ in range(500)]
-        until(lambda: sum(future.status().state == "queued" for future in first) == 435)
-        assert len(stub.await_asked("/asample", 65)) == 65
+        until(lambda: sum(future.status().state == "queued" for future in first) == 436)
+        assert len(stub.await_asked("/asample", 64)) == 64
         release.set()
         for future in first:
             future.result(PATIENCE_S)
         stub.script("/asample", *[Answer(status=0)] * 450)
         more = [sampler.sample(PROMPT, 1, ONE_TOKEN) for _ in range(450)]
-        until(lambda: sum(future.status().state == "queued" for future in more) == 49)
-        assert len(stub.await_asked("/asample", 901)) == 901
+        until(lambda: sum(future.status().state == "queued" for future in more) == 50)
+        assert len(stub.await_asked("/asample", 900)) == 900
 
 
 def queue_paused(state: str) -> Answer:

@@ -16,6 +16,7 @@ from tinker_sync.runtime.admission import Admission, ModelPause, Turn
 from tinker_sync.runtime.flows import Flow, Flows, Moment
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.rate_limiter import RateLimiter
+from tinker_sync.transport.call import OPEN_AHEAD
 
 MANY = 10**9
 
@@ -242,6 +243,60 @@ def test_the_thread_reads_answers_while_it_admits_many() -> None:
     while soon:
         soon.pop(0)()
     assert bench.admitted == "abcdefghijklmnopqrstuvwxyz"
+
+
+def accept(bench: Bench, count: int) -> None:
+    """Let the server accept the first `count` samples that are in their send phase."""
+    sending = [turn for turn in bench.turns.values() if turn.may_pass()]
+    for turn in sending[:count]:
+        bench.flows.soon(lambda _, turn=turn: turn.sent(accepted=True))
+
+
+def names(count: int) -> str:
+    """Return one-letter names of so many samples."""
+    return "".join(map(chr, range(0x100, 0x100 + count)))
+
+
+def test_each_accepted_sample_lets_two_go() -> None:
+    bench = Bench()
+    bench.put(names(500))
+    for admitted in (64, 64 + 128, 64 + 128 + 256):
+        assert len(bench.admitted) == admitted
+        accept(bench, 500)
+    assert bench.admitted == names(500)
+
+
+def test_connections_are_opened_for_a_burst_that_a_distant_server_has_not_accepted_yet() -> None:
+    bench = Bench(slots=150)
+    bench.put(names(100))
+    assert bench.reactor.waiting == 0
+    bench.reactor.pass_time()
+    assert bench.reactor.waiting == 36
+    assert all(started.call is OPEN_AHEAD for started in bench.reactor.requests)
+    bench.put(names(700)[100:])
+    bench.reactor.pass_time()
+    assert bench.reactor.waiting == 150 - 64  # the slots allow no more
+    bench.reactor.lose()  # no failure of these is told
+    assert len(bench.admitted) == 64
+
+
+def test_no_connections_are_opened_ahead_if_the_server_is_near_or_refuses() -> None:
+    near, strict, full = Bench(), Bench(), Bench()
+    for bench in (near, strict, full):
+        bench.put(names(300))
+    accept(near, 1)
+    strict.turns[names(1)].throttled(5.0)
+    full.reactor.room = 0
+    for bench in (near, strict, full):
+        bench.reactor.pass_time()
+        assert bench.reactor.waiting == 0
+
+
+def test_large_prompts_that_wait_for_bytes_need_no_connections_ahead() -> None:
+    bench = Bench(sending_bytes=10_000)
+    bench.put(names(50), size=2000)
+    assert len(bench.admitted) == 6
+    assert bench.reactor.timers == []
 
 
 def test_without_a_worker_at_the_gate_the_samples_fail_and_later_ones_do_not() -> None:

@@ -33,7 +33,7 @@ from support.wires import http_for, post
 from tinker_sync.config import Timeout
 from tinker_sync.runtime.reactor import STALE_EXPIRIES, EpollReadiness, Reactor, Readiness, SelectorReadiness
 from tinker_sync.runtime.workers import Workers
-from tinker_sync.transport.call import Call, Reply, SendFailed
+from tinker_sync.transport.call import OPEN_AHEAD, Call, Reply, SendFailed
 from tinker_sync.transport.http import Http
 
 Outcome = Reply | SendFailed
@@ -445,6 +445,54 @@ def test_a_burst_opens_its_connections_within_three_round_trips(authority: Autho
             replies = {held.reply().body for _ in range(count)}
         thread.join(PATIENCE_S)
     assert replies == {b"%d." % number for number in range(count)}
+
+
+def test_requests_use_connections_that_were_opened_ahead(authority: Authority) -> None:
+    """By then, a server of TLS 1.3 has sent its tickets."""
+    context = authority.server_context()
+    with AnsweringServer(tls=context) as server, requests.Session() as session:
+        session.verify = authority.ca_file
+        with closing(Held(server.url, session=session)) as held:
+            assert held.reactor.room > 0
+            held.start(OPEN_AHEAD)
+            assert not held.failure().maybe_received  # the address has not been looked up
+            held.start()
+            held.reply()
+            for _ in range(4):
+                held.start(OPEN_AHEAD)
+            for _ in range(4):
+                assert held.reply().body == b""
+            assert repr(held.http.pools) == "<Pools open, 5 idle, 0 busy>"
+            for _ in range(5):
+                held.start()
+            for _ in range(5):
+                held.reply()
+            assert server.connections == 5
+            assert held.reactor.under_way == 0
+
+
+def test_a_connection_that_the_server_closed_after_it_was_opened_ahead_is_not_used() -> None:
+    closed = threading.Event()
+
+    def close_at_once(peer: Peer) -> None:
+        peer.close()
+        closed.set()
+
+    def converse(peer: Peer) -> None:
+        while True:
+            peer.read_request()
+            peer.send(answer(b"there"))
+
+    with ScriptedServer(converse, close_at_once, converse) as server, closing(Held(server.url)) as held:
+        held.start()
+        held.reply()
+        held.start(OPEN_AHEAD)
+        held.reply()
+        assert closed.wait(PATIENCE_S)
+        first, second = post(repeatable=False), post(repeatable=False)
+        held.start(first)
+        held.start(second)
+        assert [held.reply().body, held.reply().body] == [b"there"] * 2
 
 
 def test_a_request_called_off_while_its_connection_opens_closes_it(

@@ -169,6 +169,7 @@ class HandReactor:
         self.clock = clock
         self.requests: list[Started] = []
         self.timers: list[Started] = []
+        self.room = 10**9
 
     def start(self, call: Call, on_done: Callable[[Outcome], object]) -> Started:
         started = Started(call, on_done)

@@ -133,6 +133,8 @@ class Stub:
         self.behaviour = behaviour or Behaviour()
         self.log: list[Asked] = []
         self.keep_log = True
+        self.connections = 0
+        """How many connections have been opened."""
         # A buffer for arriving bytes, which all connections share: a connection takes its bytes out at once.
         self.scratch = memoryview(bytearray(256 * 1024))
         self._arrived = threading.Condition()
@@ -609,6 +611,7 @@ class _Connection(asyncio.BufferedProtocol):
         self._body: tuple[str, dict[str, str], bytearray] | None = None  # a large body, with its request
         self._scratch = self._room = stub.scratch
         self._busy = False
+        stub.connections += 1
         _Connection._count += 1
         self._number = _Connection._count
 

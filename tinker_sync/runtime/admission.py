@@ -1,11 +1,15 @@
 """`Admission`: the one queue in which the samples of a service wait for their turn.
 
-A sample is admitted when four limits allow it: the slots for samples under way, the bytes being sent, the
-rate limiter that it shares with other clients, and the capacity of its model. Samples are admitted by
-arrival, and a sample that is sent again keeps its place by arrival. Those of a model without capacity stand
-aside, so that the others can go meanwhile.
+A sample is admitted when four limits allow it: the slots for samples under way, the number and the bytes of
+those being sent, the rate limiter that it shares with other clients, and the capacity of its model. Samples
+are admitted by arrival, and a sample that is sent again keeps its place by arrival. Those of a model without
+capacity stand aside, so that the others can go meanwhile.
 
 While the limiter is closed, one worker waits at its gate, and passes on the permit that it gets.
+
+The first samples at a server come in steps, each twice the one before and one round trip after it. Those that
+wait would then need up to three more round trips for a new connection. So unless the server is near, their
+connections are opened while they wait.
 
 Unless a method says otherwise, only the thread that resumes the flows may use this module.
 """
@@ -20,10 +24,12 @@ from typing import TYPE_CHECKING, Final
 from tinker_sync._base.clock import Clock
 from tinker_sync._base.numbers import numbers
 from tinker_sync.errors import TinkerError
+from tinker_sync.runtime.rate_limiter import SENT_AT_ONCE
 from tinker_sync.runtime.workers import no_thread
+from tinker_sync.transport.call import OPEN_AHEAD
 
 if TYPE_CHECKING:
-    from tinker_sync.runtime.flows import Flows, Task
+    from tinker_sync.runtime.flows import Flow, Flows, Task
     from tinker_sync.runtime.rate_limiter import Gate, Permit
     from tinker_sync.runtime.reactor import Ticket
     from tinker_sync.runtime.workers import Workers
@@ -37,6 +43,8 @@ _ADMITTED_AT_ONCE: Final = 16
 _STALE_DEADLINES: Final = 1024
 _EARLY_S: Final = 0.001
 _LOOK_EVERY_S: Final = 60.0
+# A server that accepts none of a burst for so long is too far away to open connections only when needed.
+_NEAR_S: Final = 0.02
 
 
 class ModelPause:
@@ -83,6 +91,7 @@ class Admission:
         """The slots that are free."""
         self.bytes = self._most_bytes
         """The bytes that are free; negative while the last sample to enter exceeds the limit."""
+        self._sending = 0  # the samples in their send phase
         self._queue: list[tuple[int, Turn]] = []  # a heap by arrival; also has turns that were called off
         self._deadlines: list[tuple[float, int, Turn]] = []  # a heap
         self._most_deadlines = _STALE_DEADLINES
@@ -91,6 +100,8 @@ class Admission:
         self._permit: Permit | None = None  # from the gate, for the next sample
         self._at_gate = False  # a worker waits at the gate
         self._pumping = False  # another round follows
+        self._looks_ahead = False  # a look at the burst follows
+        self._opened_ahead = 0
 
     # -------------------------------------------------------------------------------------- the queue
 
@@ -103,7 +114,7 @@ class Admission:
         if turn.task is not None and turn.deadline_at < math.inf:
             self._watch(turn, turn.arrival)
 
-    def pump(self, _: object = None) -> None:
+    def pump(self, _: object = None) -> None:  # noqa: C901  # one condition for each limit
         """Admit the samples that the limits allow now."""
         queue, gate = self._queue, self.gate
         left = _ADMITTED_AT_ONCE
@@ -115,6 +126,9 @@ class Admission:
                 heapq.heappop(queue)
                 self._set_aside(turn)
             elif self.slots <= 0 or self.bytes < 0:
+                return
+            elif self._sending >= gate.limiter.sent_at_once:
+                self._look_ahead()
                 return
             elif left == 0:
                 self._pump_soon()
@@ -131,12 +145,12 @@ class Admission:
                     return
                 heapq.heappop(queue)
                 left -= 1
-                limiter, size = gate.limiter, turn.size
-                if limiter.recently_closed():
+                size = max(turn.size, 1)
+                if gate.limiter.recently_closed():
                     size *= _WEIGHT_AFTER_REFUSAL
-                size = max(size, self._most_bytes // limiter.sent_at_once)
                 self.slots -= 1
                 self.bytes -= size
+                self._sending += 1
                 turn.admit(permit, size)
 
     def _pump_soon(self) -> None:
@@ -152,6 +166,29 @@ class Admission:
     def _go_on(self, _: None) -> None:
         self._pumping = False
         self.pump()
+
+    # -------------------------------------------------------------------------------------- connections
+
+    def _look_ahead(self) -> None:
+        """Open connections for the samples that wait, unless one of the burst is accepted soon."""
+        at_once = self.gate.limiter.sent_at_once
+        if at_once < SENT_AT_ONCE and not self._looks_ahead:
+            self._looks_ahead = True
+
+            def look() -> None:
+                self._flows.act(self._open_ahead, at_once)
+
+            self._flows.reactor.after(_NEAR_S, look)
+
+    def _open_ahead(self, at_once: int) -> None:
+        self._looks_ahead = False
+        limiter, reactor = self.gate.limiter, self._flows.reactor
+        if limiter.sent_at_once > at_once or limiter.recently_closed():
+            return
+        wanted = min(len(self._queue), self.slots, SENT_AT_ONCE) - self._opened_ahead
+        for _ in range(min(wanted, reactor.room)):
+            self._opened_ahead += 1
+            self._flows.start(_open_connection())
 
     # -------------------------------------------------------------------------------------- the limiter
 
@@ -239,6 +276,10 @@ class Admission:
             if turn.arrival is not None:
                 heapq.heappush(self._queue, (turn.arrival, turn))
         self.pump()
+
+
+def _open_connection() -> Flow[None]:
+    yield OPEN_AHEAD  # if this fails, the sample that needs the connection tells why
 
 
 class Turn:
@@ -337,6 +378,7 @@ class Turn:
 
     def _let_go(self) -> None:
         admission, self._permit = self._admission, None
+        admission._sending -= self._bytes > 0
         admission.bytes += self._bytes
         self._bytes = 0
         if admission._queue:

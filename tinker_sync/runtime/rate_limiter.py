@@ -63,9 +63,10 @@ _FORGET_S: Final = 60.0
 _CREDIT_S: Final = 0.01
 _SHORTEST_WAIT_S: Final = 0.004
 _WORTH_A_LINE_S: Final = 10.0
-# Each doubling costs a distant server's round trips, three for new connections, so a burst of 400 takes four.
+# Each doubling costs a round trip, so a burst of 400 takes three. More at first would break the bound on the
+# refusals of a server with a low limit.
 _SENT_AT_FIRST: Final = 64
-_SENT_AT_ONCE: Final = 400
+SENT_AT_ONCE: Final = 400
 
 _log = Log("tinker_sync.queue")
 
@@ -317,7 +318,7 @@ class RateLimiter:
         >>> RateLimiter().sent_at_once
         64
         """
-        return min(_SENT_AT_FIRST + self._accepted // max(len(self._gates), 1), _SENT_AT_ONCE)
+        return min(_SENT_AT_FIRST + self._accepted // max(len(self._gates), 1), SENT_AT_ONCE)
 
     def recently_closed(self) -> bool:
         """Return True if the limiter is closed, or was closed within the last `RECENT_S` seconds."""

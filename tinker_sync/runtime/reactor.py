@@ -45,7 +45,7 @@ from tinker_sync._base.numbers import numbers
 from tinker_sync._base.threads import DaemonThread
 from tinker_sync.errors import TinkerError
 from tinker_sync.runtime.workers import WorkersClosedError
-from tinker_sync.transport.call import Call, Reply, SendFailed
+from tinker_sync.transport.call import OPEN_AHEAD, Call, Reply, SendFailed
 
 QUICK_BYTES: Final = 32 * 1024  # a connection takes this many without waiting for the server to read
 # The heap of expiries also holds requests that are over, until it has more entries than this number plus
@@ -117,10 +117,11 @@ class Opener(Protocol):
     """An object that sends requests without waiting for the answers, such as `Http`.
 
     With `wait=False`, `open` does not wait for a new connection either. It may still block if the body is
-    large, or if `opens_at_once` returns False.
+    large, or if `opens_at_once` returns False. `open_ahead` only opens a connection.
     """
 
     def open(self, call: Call, *, wait: bool = True) -> OpenRequest: ...
+    def open_ahead(self) -> OpenRequest: ...
     def opens_at_once(self) -> bool: ...
 
 
@@ -550,6 +551,11 @@ class Reactor:
         started.wait(_RESERVE_S)
 
     @property
+    def room(self) -> int:
+        """How many more requests may be open at once."""
+        return self._max_open - self._open
+
+    @property
     def under_way(self) -> int:
         """The number of requests that are open or wait for their turn."""
         with self._lock:
@@ -616,7 +622,10 @@ class Reactor:
             self._release()
             return
         try:
-            request = self._http.open(call, wait=not _is_small(call))
+            if call is OPEN_AHEAD:
+                request = self._http.open_ahead()
+            else:
+                request = self._http.open(call, wait=not _is_small(call))
         except SendFailed as failed:
             self._conclude(ticket, failed)
         except Exception as error:  # noqa: BLE001  # a call waits for an outcome

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Required, Unpack
 
-__all__ = ["NO_HEADERS", "Call", "Reply", "SendFailed"]
+__all__ = ["NO_HEADERS", "OPEN_AHEAD", "Call", "Reply", "SendFailed"]
 
 NO_HEADERS: Final = HeaderMap()
 _MIB: Final = 1024 * 1024
@@ -161,6 +161,10 @@ class Reply:
     def ok(self) -> bool:
         """True if the status is 2xx."""
         return 200 <= self.status < 300
+
+
+OPEN_AHEAD: Final = Call(path="")
+"""No request: it only opens a connection, for a request that follows."""
 
 
 class SendFailed(Exception):

@@ -1,7 +1,8 @@
 """`Http`: one attempt to send a `Call`, which ends with a `Reply` or with `SendFailed`.
 
 The retries are in `retries.py`. `Http.open` sends a request over an idle connection or a new one, and returns
-an `Exchange`, which reads the answer. `Http.send` waits for it.
+an `Exchange`, which reads the answer. `Http.send` waits for it. `Http.open_ahead` opens a connection for a
+request that follows.
 
     exchange = http.open(call)      # connects and sends, which may block
     exchange.fileno()               # a reactor puts it into a selector, to wait for a write if `writing`
@@ -38,7 +39,7 @@ from tinker_sync.config import Settings
 from tinker_sync.config.settings import DefaultInt
 from tinker_sync.errors import APIConnectionError, InvalidInputError
 from tinker_sync.transport.body import BLOCK_BYTES, PiecedBody
-from tinker_sync.transport.call import Call, Reply, SendFailed
+from tinker_sync.transport.call import NO_HEADERS, OPEN_AHEAD, Call, Reply, SendFailed
 from tinker_sync.transport.journal import Journal
 from tinker_sync.transport.pools import (
     MAX_IDLE,
@@ -155,6 +156,18 @@ class Http:
             credential = self._keys.for_exchange()
         head = self._heads.write(call, credential) if self._rules.adds_nothing else None
         return Exchange(self, call, head, credential, renewer, wait=wait)
+
+    def open_ahead(self) -> Opening:
+        """Begin to open a connection for a request that follows. This does not wait.
+
+        Raises:
+            SendFailed: No connection can be opened, or not without waiting.
+            ConfigurationError: A certificate file or a proxy cannot be used.
+        """
+        route = self.route()
+        if self._embedded is not None or not route.looked_up:
+            raise SendFailed("the address of the server is not known", maybe_received=False)
+        return Opening(self, route)
 
     def opens_at_once(self) -> bool:
         """Return True if the next request probably has a connection, or begins to open one without waiting.
@@ -786,6 +799,59 @@ class Exchange:
         if not (started or connection.requests) and connection.route.origin.scheme == "http":
             text += "; if the server speaks TLS, its address begins with https://"
         return text
+
+
+class Opening:
+    """The opening of a connection before the request that needs it, for which the pools then keep it.
+
+    For a reactor it is a request, whose reply is empty. For one thread at a time.
+
+    Raises:
+        SendFailed: There is no connection.
+    """
+
+    __slots__ = ("_dial", "_http")
+
+    def __init__(self, http: Http, route: Route) -> None:
+        self._http = http
+        self._dial = http.dial(route, OPEN_AHEAD, math.inf)
+
+    @property
+    def expires_at_s(self) -> float:
+        """The moment of the clock at which to call `step` even if the socket is not ready."""
+        return self._dial.expires_at_s
+
+    @property
+    def writing(self) -> bool:
+        """True if the next step needs a socket that can be written, not one that can be read."""
+        return self._dial.writing
+
+    def fileno(self) -> int:
+        """Return the file descriptor of the socket to wait for, or -1 if the socket is closed."""
+        return self._dial.sock.fileno()
+
+    def watched_by(self, _watcher: object) -> bool:
+        """Return False, because nothing has watched the connection for an earlier request."""
+        return False
+
+    def step(self) -> Reply | None:
+        """Go on with the opening. Return an empty reply once the pools have the connection.
+
+        Raises:
+            SendFailed: There is no connection.
+        """
+        try:
+            opened = self._dial.step()
+        except ConnectFailed as error:
+            raise _not_connected(error) from error
+        if opened is None:
+            return None
+        self._http.pools.give_back(self._http.adopt(opened))
+        return Reply(200, NO_HEADERS)
+
+    def abort(self) -> None:
+        """Close the socket."""
+        self._dial.abort()
 
 
 def _not_connected(error: ConnectFailed) -> SendFailed:

@@ -212,9 +212,12 @@ class Connection:
         """Return True if the connection can be reused: nothing has arrived since the last answer."""
         try:
             if type(self.sock) is not socket.socket:  # TLS cannot peek, and has its own buffer
-                return not self.sock.pending() and not has_arrived(self.sock)  # type: ignore[attr-defined]
+                if self.requests:
+                    return not self.sock.pending() and not has_arrived(self.sock)  # type: ignore[attr-defined]
+                self.sock.recv(1)  # takes in the tickets that follow the handshake
+                return False
             self.sock.recv(1, socket.MSG_PEEK)
-        except BlockingIOError:
+        except self.nothing_yet:
             return True
         except (OSError, ValueError):  # the socket was reset, or closed by another thread
             return False
@@ -595,7 +598,8 @@ class Pools:
             self._look_at_s = now_s + _LOOK_EVERY_S
             fresh = bisect_left(self._idle, now_s - self._max_idle_s, key=_idle_since_s)
             expired, self._idle = self._idle[:fresh], self._idle[fresh:]
-            others = self._idle[:-1]
+            # A look at a TLS connection that was opened ahead reads, and only its user may do that.
+            others = [each for each in self._idle[:-1] if each.requests or each.route.tls is None]
         for old in expired if keep else [connection, *expired]:
             old.close()
         # Servers close those first that were idle for longest.
