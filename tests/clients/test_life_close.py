@@ -26,7 +26,7 @@ from tinker_sync.clients.sampling import SamplingClient
 from tinker_sync.clients.service import ServiceClient
 from tinker_sync.clients.training import TrainingClient
 from tinker_sync.errors import ClientClosedError, TinkerError
-from tinker_sync.runtime.exits import PENDING_LIMIT_S
+from tinker_sync.runtime.client import PENDING_LIMIT_S
 from tinker_sync.runtime.futures import APIFuture
 
 FINISH = "/sessions/session-0/finish"

@@ -26,9 +26,8 @@ from tinker_sync._base.naming import named
 from tinker_sync._base.policy import BLOCKED_PAUSE_S
 from tinker_sync.config import Settings
 from tinker_sync.errors import APIStatusError, APITimeoutError, ClientClosedError, TinkerError
-from tinker_sync.runtime import exits
-from tinker_sync.runtime.client import ClientRuntime, PendingChanges
-from tinker_sync.runtime.exits import finish_all, finish_at_exit
+from tinker_sync.runtime import client
+from tinker_sync.runtime.client import ClientRuntime, PendingChanges, finish_all
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.lazy import HeldCalls
 from tinker_sync.runtime.server import SHORTEST_REFRESH_S, BillingPause, Refresher
@@ -445,16 +444,16 @@ class Member:
 
 @pytest.fixture
 def nothing_else_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exits, "_open", exits._Open())
+    monkeypatch.setattr(client, "_open", client._Open())
 
 
 @pytest.mark.usefixtures("nothing_else_open")
 def test_the_time_for_changes_is_for_all_together(monkeypatch: pytest.MonkeyPatch) -> None:
     moments = iter([0.0, 0.0, 45.0, 70.0])  # the members take 45 s and 25 s
-    monkeypatch.setattr(exits, "time", SimpleNamespace(monotonic=lambda: next(moments, 70.0)))
+    monkeypatch.setattr(client, "time", SimpleNamespace(monotonic=lambda: next(moments, 70.0)))
     members = [Member() for _ in range(3)]
     for member in members:
-        finish_at_exit(member)
+        client._open.add(member)
     finish_all()
     assert sorted(member.waited_s for member in members) == [0.0, 15.0, 60.0]
 
@@ -463,7 +462,7 @@ def test_the_time_for_changes_is_for_all_together(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("failure", [RuntimeError("can't start new thread"), KeyboardInterrupt()])
 def test_nothing_is_raised_or_printed(failure: BaseException, capfd: pytest.CaptureFixture[str]) -> None:
     member = Member(failure=failure)
-    finish_at_exit(member)
+    client._open.add(member)
     finish_all()
     assert len(member.finished) == 1
     assert capfd.readouterr() == ("", "")

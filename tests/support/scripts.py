@@ -33,8 +33,8 @@ def hear():
 """
 
 UNHURRIED = """
-from tinker_sync.runtime import exits
-exits.EXIT_LIMIT_S = 60.0
+import tinker_sync.runtime.client
+tinker_sync.runtime.client.EXIT_LIMIT_S = 60.0
 """
 
 

@@ -23,8 +23,7 @@ from tinker_sync.errors import InvalidInputError, WireError
 from tinker_sync.types import _convert
 from tinker_sync.types._model import Model
 from tinker_sync.wire import json as wire_json
-from tinker_sync.wire.json import MAX_DEPTH, STANDARD_LIBRARY, decode, encode, loads
-from tinker_sync.wire.json._exact import NotExact, model_of
+from tinker_sync.wire.json import MAX_DEPTH, STANDARD_LIBRARY, NotExact, decode, encode, loads, model_of
 from tinker_sync.wire.json._reader import make_converter
 
 SUMMARY = {

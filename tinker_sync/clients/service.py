@@ -27,9 +27,14 @@ from tinker_sync.config import Settings, Timeout
 from tinker_sync.config.settings import MAX_RETRIES
 from tinker_sync.errors import ClientClosedError, TinkerError, UnsupportedByServerError
 from tinker_sync.insight.meter import Meter
-from tinker_sync.runtime import exits, raw
-from tinker_sync.runtime.client import CLOSE_LIMIT_S, ClientRuntime
-from tinker_sync.runtime.exits import PENDING_LIMIT_S
+from tinker_sync.runtime import raw
+from tinker_sync.runtime.client import (
+    CLOSE_LIMIT_S,
+    EXIT_LIMIT_S,
+    INTERRUPTED_LIMIT_S,
+    PENDING_LIMIT_S,
+    ClientRuntime,
+)
 from tinker_sync.runtime.lazy import Lazy
 from tinker_sync.runtime.session import Session
 from tinker_sync.types._console import session_url, sessions_url
@@ -876,10 +881,9 @@ class ServiceClient(BaseClient):
 
     def __exit__(self, exc_type: type[BaseException] | None, *_: object) -> None:
         limit_s, pending_s, most_s = CLOSE_LIMIT_S, PENDING_LIMIT_S, None
-        if exc_type is not None and issubclass(
-            exc_type, KeyboardInterrupt
-        ):  # leave soon, also if a thread is stuck
-            limit_s, pending_s = exits.EXIT_LIMIT_S, exits.INTERRUPTED_LIMIT_S
+        if exc_type is not None and issubclass(exc_type, KeyboardInterrupt):
+            # Leave soon, also if a thread is stuck.
+            limit_s, pending_s = EXIT_LIMIT_S, INTERRUPTED_LIMIT_S
             most_s = limit_s + pending_s
         try:
             try:
@@ -898,7 +902,7 @@ class ServiceClient(BaseClient):
         try:
             self._runtime.close().result(most_s)
         except TimeoutError:
-            exits.forget(self._runtime.lifecycle)  # it has had its time
+            self._runtime.lifecycle.leave_out_at_exit()  # it has had its time
 
     def result(self, timeout: float | None = None) -> Self:
         """Return this client at once. For scripts that wait for each client as for a future.

@@ -47,7 +47,7 @@ Glossary:
 The other modules and their contents:
 
     client                 the parts that the clients of one service share, made and closed in order; its
-                           unfinished calls, and the end
+                           unfinished calls, the end, and that of the process
     server                 the server's settings, asked for once, and the parts that depend on them; the calls
                            that a thread waits for; the wait after a 402
     handshake              the first exchange with a server: its settings and its dialect
@@ -67,7 +67,6 @@ The other modules and their contents:
     published              the description that an open server publishes of itself
     spending               limits on the tokens that calls use
     lazy                   values that are made on first use; calls on a client that is not ready yet
-    exits                  the end of the process
 
 Threads: those of the user check calls, and prepare the calls on clients that are ready. `tinker-poll` queues
 and sends training calls; a worker does this while `tinker-poll` does not run. Others: `tinker-enter-N`,

@@ -12,6 +12,11 @@ alive. It ends in one of three ways: by `close`, by the end of the process, or b
 lifecycle is an object of its own, so that it can end the threads of a client that was garbage-collected. The
 end waits for calls that change something at the server (`PendingChanges`), for a bounded time.
 
+The end of the process (`finish_all`) waits for these calls at most `PENDING_LIMIT_S`, or
+`INTERRUPTED_LIMIT_S` if Ctrl-C ended the program. Then all sessions are finished at the same time, each on
+the thread of its heartbeats, because a process that ends cannot start threads (since Python 3.12).
+`EXIT_LIMIT_S` is the limit for all of them. After a Ctrl-C in these steps, the remaining ones are left out.
+
 Any thread may call all of this. Sets and dicts of calls have no lock: adding a call, removing it and copying
 are atomic in the interpreter.
 """
@@ -19,6 +24,7 @@ are atomic in the interpreter.
 from __future__ import annotations
 
 import _thread
+import atexit
 import sys
 import threading
 import time
@@ -27,8 +33,9 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
+from tinker_sync import _embedded
 from tinker_sync._base import fork as _fork
 from tinker_sync._base.api_errors import copy_exception
 from tinker_sync._base.clock import SYSTEM_CLOCK, Clock, SystemClock, Wake, make_lock
@@ -39,8 +46,6 @@ from tinker_sync._base.secret import Secret
 from tinker_sync._base.threads import DaemonThread
 from tinker_sync.config import Settings
 from tinker_sync.errors import ClientClosedError, DeadlineError, EarlierCallFailedError, TinkerError
-from tinker_sync.runtime import exits
-from tinker_sync.runtime.exits import PENDING_LIMIT_S, FinishStatus
 from tinker_sync.runtime.flows import Flows
 from tinker_sync.runtime.futures import APIFuture, attach_unread
 from tinker_sync.runtime.handshake import ServerFacts
@@ -62,7 +67,14 @@ if TYPE_CHECKING:
     from tinker_sync.transport.call import Call
 
 
+FinishStatus = Literal["success", "errored", "interrupted"]
+
 CLOSE_LIMIT_S: Final = 10.0
+PENDING_LIMIT_S: Final = 60.0
+"""The longest wait for calls that change something, unless `close` gets another time."""
+EXIT_LIMIT_S: Final = 1.0
+INTERRUPTED_LIMIT_S: Final = 0.5
+"""The longest wait for calls under way after Ctrl-C: the user wants to leave, and learns what may be lost."""
 NOTICE_AFTER_S: Final = 2.0
 _LOOK_S: Final = 1.0
 # These are not reported, because they follow from a reported failure, or from `close` by the user.
@@ -97,7 +109,8 @@ class Connection:
             self.events, base_url=settings.base_url, as_curl=settings.log_curl, secrets=secrets
         )
         self.http = Http(settings, self.keys, clock=clock, journal=journal)
-        exits.hang_up_at_exit(self.http)
+        _connected.add(self.http)
+        _fork.renew_in_child(self.http)
         self.caller = Caller(self.http, settings, clock=clock, journal=journal, secrets=secrets)
 
     def mask(self, text: str | None) -> str | None:
@@ -113,7 +126,7 @@ class Connection:
         return secret.reveal()
 
     def renew_after_fork(self) -> None:
-        """Replace the locks in a forked child. `exits` renews the sockets, also those of a lost client."""
+        """Replace the locks in a forked child. The sockets renew themselves, also those of a lost client."""
         self.caller.renew_after_fork()
         self.keys.renew_after_fork()
 
@@ -448,7 +461,15 @@ class Lifecycle:
             self._reactor.reserve()
             for pool in self._pools:
                 pool.reserve()
-        exits.finish_at_exit(self)
+        self.finish_at_exit()
+
+    def finish_at_exit(self) -> None:
+        """Make the end of the process wait for changes, and end the session (`finish_all`)."""
+        _open.add(self)
+
+    def leave_out_at_exit(self) -> None:
+        """Take the client out of those that the end of the process finishes, because it is closed."""
+        _open.discard(self)
 
     def wait_for_changes(self, limit_s: float) -> None:
         """Wait at most `limit_s` for the calls that change something at the server.
@@ -519,7 +540,7 @@ class Lifecycle:
 
         Queued callbacks of the user still run. A thread in a callback ends after it.
         """
-        exits.forget(self)
+        self.leave_out_at_exit()
         self.fail_calls()
         if self.session is not None:
             self.session.end()
@@ -720,7 +741,7 @@ class ClientRuntime:
         The child keeps the settings, the keys, the observers, the facts about the server and the id of the
         session. It drops the threads, connections, calls and numbers of its parent, and the locks that its
         threads may hold. The parts that depend on the facts, such as the admission, are made again by the
-        first call (`Server.start`); `exits` drops the connections, also those of a lost client.
+        first call (`Server.start`). The connections drop themselves, also those of a lost client.
         """
         if self._closed:
             closed = self._closed["future"] = APIFuture(clock=self.clock)
@@ -737,3 +758,57 @@ class ClientRuntime:
     def __repr__(self) -> str:
         state = "closed" if self.closed else self.server.known_session_id or "not started"
         return f"<{type(self).__name__} {self.settings.base_url} {state}>"
+
+
+# ------------------------------------------------------------------------------ the end of the process
+
+
+class _Open(_fork.Members[Lifecycle]):
+    """The clients that the end of the process finishes. A forked child leaves them to its parent."""
+
+    def renew_after_fork(self) -> None:
+        self._refs = set()
+
+
+_open = _Open()
+_fork.renew_in_child(_open)
+# Their idle connections are closed at the end, because the garbage collector would find them open and warn.
+_connected: _fork.Members[Http] = _fork.Members()
+
+
+def find_status() -> FinishStatus:
+    """Return how the program has ended: with success, by an error, or by an interrupt such as Ctrl-C.
+
+    The interpreter keeps the exception that ended the program in `sys.last_value`. It keeps no `SystemExit`,
+    so a program that ends by `sys.exit` counts as a success. An interactive session does too.
+    """
+    error = getattr(sys, "last_value", None)
+    # At an interactive prompt, that exception did not end the program.
+    if error is None or hasattr(sys, "ps1"):
+        return "success"
+    return "errored" if isinstance(error, Exception) else "interrupted"
+
+
+@atexit.register
+def finish_all() -> None:
+    """Wait for calls that change something at a server, then finish all sessions.
+
+    The wait and the end of the sessions have a limit each. After them, close the idle connections, and stop
+    the embedded server if this process has started one. Ctrl-C ends this function at once.
+    """
+    try:
+        status = find_status()
+        pending_s = INTERRUPTED_LIMIT_S if status == "interrupted" else PENDING_LIMIT_S
+        wait_until = time.monotonic() + pending_s
+        for member in _open.all():
+            member.wait_for_changes(max(wait_until - time.monotonic(), 0.0))
+        under_way = [member.finish(status, None, EXIT_LIMIT_S, quiet=True) for member in _open.all()]
+        give_up_at = time.monotonic() + EXIT_LIMIT_S
+        for done in under_way:
+            if done is not None:
+                done.wait(max(give_up_at - time.monotonic(), 0.0))
+        for connected in _connected.all():
+            connected.forget_idle()
+        _embedded.stop_server()
+    except BaseException:  # noqa: BLE001  # Ctrl-C ends the process at once, without a traceback
+        _log.debug("the sessions could not be finished", exc_info=True)

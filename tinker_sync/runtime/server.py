@@ -31,7 +31,6 @@ from tinker_sync.errors import (
     TinkerError,
     UnsupportedByServerError,
 )
-from tinker_sync.runtime import exits
 from tinker_sync.runtime.admission import Admission
 from tinker_sync.runtime.calls import make_call, read_reply
 from tinker_sync.runtime.flows import Flows, Quota
@@ -337,7 +336,7 @@ class Server:
             raise
         self.lifecycle.session = session
         if session.owned:
-            exits.finish_at_exit(self.lifecycle)
+            self.lifecycle.finish_at_exit()
         if self.lifecycle.closed:  # closed while the session was created: nothing else would end it
             self.lifecycle.shut()
             self.refuse_closed()
