@@ -467,7 +467,7 @@ def test_a_line_that_a_full_disk_cut_short_does_not_damage_the_next(
         def write(self, data: Any) -> int:
             return super().write(data[: room.pop()] if room else data)
 
-    monkeypatch.setattr("tinker_sync.batch.results.io.FileIO", FullDisk)
+    monkeypatch.setattr(io, "FileIO", FullDisk)
     results = ResultsFile(path)
     for _ in range(2):
         results.hold()

@@ -11,7 +11,7 @@ import pytest
 from support.clock import FakeClock
 from support.crowd import until
 from support.forks import in_child
-from support.raising import raising
+from support.raising import raising, refuse_threads
 from support.tinker_stub import Answer, Stub, StubServer
 
 from tinker_sync._base.events import HeartbeatLate, SessionEnded, SessionLost, SessionStarted
@@ -174,17 +174,13 @@ def test_an_open_that_fails_halfway_is_taken_up_again(stub: Stub, monkeypatch: p
     """
     with Bench(stub) as bench:
         with monkeypatch.context() as patch:
-            patch.setattr("tinker_sync.runtime.session.Heartbeat.start", lambda _: _no_thread())
+            refuse_threads(patch, "tinker-heartbeat")
             with pytest.raises(TinkerError, match="can't start"):
                 bench.runtime.server.open_session()
         assert bench.runtime.server.open_session() == "session-0"
         assert not bench.session.needs_heartbeat
         until(lambda: bench.events)
     assert len(stub.asked("/create_session")) == 1
-
-
-def _no_thread() -> None:
-    raise TinkerError("no thread for this call: can't start new thread")
 
 
 # ---- Heartbeats, step by step: the meaning of each answer, late heartbeats, and the end of the thread

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
@@ -119,7 +120,7 @@ def test_a_name_is_looked_up_again_after_a_failure(monkeypatch: pytest.MonkeyPat
 
 def test_a_lookup_counts_for_some_seconds(server: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = FakeClock()
-    monkeypatch.setattr("tinker_sync.transport.pools.time.monotonic", clock.now)
+    monkeypatch.setattr(time, "monotonic", clock.now)
     names = Names(monkeypatch, server.port)
     for pause_s, lookups in ((0.0, 1), (9.0, 1), (2.0, 2)):
         clock.advance(pause_s)
