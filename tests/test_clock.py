@@ -1,17 +1,18 @@
-"""The system clock, and the fake clock of the tests."""
+"""The system clock, the fake clock of the tests, and numbers that threads draw."""
 
 from __future__ import annotations
 
 import math
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain, islice
 from typing import Any
 
 import pytest
 from support.clock import PATIENCE_S, FakeClock
-from support.crowd import start
+from support.crowd import start, together
 
-from tinker_sync._base import clock
+from tinker_sync._base import clock, numbers
 from tinker_sync._base.clock import SYSTEM_CLOCK, http_date
 
 
@@ -64,3 +65,14 @@ def test_ctrl_c_right_after_a_lock_was_taken_gives_it_back() -> None:
     with pytest.raises(KeyboardInterrupt), lock:
         pass
     assert start(lambda: super(Interrupted, lock).acquire(False)).result(PATIENCE_S)
+
+
+# ----- Numbers that threads draw
+@pytest.mark.parametrize("atomic", [numbers._ATOMIC, False])
+def test_each_thread_draws_other_numbers(monkeypatch: pytest.MonkeyPatch, atomic: bool) -> None:
+    monkeypatch.setattr(numbers, "_ATOMIC", atomic)
+    drawn, keys = numbers.numbers(3), numbers.unique_keys()
+    together_drawn = together(*[lambda: list(zip(islice(drawn, 2000), keys, strict=False))] * 4)
+    found = sorted(chain.from_iterable(together_drawn))
+    assert [number for number, _ in found] == list(range(3, 8003))
+    assert len({key for _, key in found}) == 8000

@@ -303,3 +303,23 @@ def test_a_module_of_a_moved_package_is_the_same_module() -> None:
         ModuleNotFoundError, match=r"No module named 'tinker_sync\.transport\.files\.nothing'"
     ):
         importlib.import_module("tinker_sync.transfer.nothing")
+
+
+# ----- The engine imports no network, and the client does not import the engine
+def loaded_after(code: str) -> set[str]:
+    """Run code in a new interpreter, and return the loaded modules."""
+    return set(fresh(f"{code}; import sys; print(*sys.modules)").split())
+
+
+def test_the_client_does_not_load_the_engine() -> None:
+    loaded = loaded_after("import tinker_sync; tinker_sync.ServiceClient, tinker_sync.types.Datum")
+    assert "tinker_sync.clients.service" in loaded
+    assert not [name for name in loaded if name.startswith("tinker_sync.local")]
+
+
+def test_the_engine_loads_no_network() -> None:
+    loaded = loaded_after("from tinker_sync.local.engine import model, sampling, training")
+    assert "numpy" in loaded
+    assert not loaded & {"requests", "urllib3", "tokenizers", "safetensors", "asyncio", "torch"}
+    ours = {name.split(".")[1] for name in loaded if name.startswith("tinker_sync.")}
+    assert not ours & {"clients", "config", "errors", "runtime", "transport", "types", "wire"}

@@ -311,7 +311,7 @@ def test_a_sampling_client_works_in_started_processes(stub: Stub, method: str) -
     text = f"""
     import multiprocessing, pickle, warnings
     warnings.filterwarnings("ignore", "This process", DeprecationWarning)
-    from support.elsewhere import sample_twice
+    from support.scripts import sample_twice
     service = ServiceClient(base_url=os.environ["URL"], api_key="tml-x")
     sampler = service.create_sampling_client(base_model="stub/model")
     own = sample_twice(sampler)

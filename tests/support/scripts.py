@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import tinker_sync
+from tinker_sync import types
 
 PATIENCE_S = 120.0
 
@@ -140,3 +141,12 @@ class Script:
         for reader in self._readers:
             reader.join(PATIENCE_S)
         return Ended(code, self._out, "".join(self._err), took_s)
+
+
+# ----- Functions that tests run in other processes, in a module that pickle can import. Each takes a client.
+def sample_twice(client: Any) -> tuple[int, list[list[int]]]:
+    """Take two samples with a client. Return the id of this process, and the tokens of each sample."""
+    prompt, params = types.ModelInput.from_ints([1, 2, 3]), types.SamplingParams(max_tokens=2)
+    futures = [client.sample(prompt, 1, params) for _ in range(2)]
+    sampled = [list(future.result(120).sequences[0].tokens) for future in futures]
+    return os.getpid(), sampled
