@@ -10,7 +10,13 @@ import pytest
 from support.raising import raising
 from support.sends import BlockingSender, FakeRequest, HandWorkers, Inline, NoReactor, entry
 
-from tinker_sync.errors import APIConnectionError, APIStatusError, EarlierCallFailedError, TinkerError
+from tinker_sync.errors import (
+    APIConnectionError,
+    APIStatusError,
+    ClientClosedError,
+    EarlierCallFailedError,
+    TinkerError,
+)
 from tinker_sync.runtime.flows import Flows
 from tinker_sync.runtime.futures import APIFuture, FutureState
 from tinker_sync.runtime.send_queue import Entry, NotTaken, SendQueue, Unanswered
@@ -173,6 +179,15 @@ class TestFailedSend:
             assert (refusal.call, refusal.number, refusal.__cause__) == ("b", 2, REFUSED)
         assert refusal_of(made["c"]) is not refusal_of(made["d"])
         assert repr(bench.queue) == "<SendQueue broken, 0 queued, next number 3>"
+
+    def test_when_the_client_is_closed_all_say_so(self, bench: Bench) -> None:
+        """Which call learns first that the client is closed, is chance."""
+        bench.failures["fb.2"] = ClientClosedError()
+        made = [bench.append("fb", 3), bench.append("optim")]
+        bench.workers.do_all()
+        made.append(bench.append("later"))
+        for each in made:
+            assert isinstance(each.future.exception(0), ClientClosedError)
 
     def test_the_error_names_the_failure_and_the_way_to_continue(self, bench: Bench) -> None:
         bench.failures["a"] = REFUSED

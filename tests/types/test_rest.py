@@ -73,6 +73,17 @@ def test_an_unknown_kind_of_checkpoint_is_refused() -> None:
         Checkpoint(checkpoint_id="a", checkpoint_type="weights", time=0, tinker_path="a")
 
 
+@pytest.mark.parametrize(("system", "name"), [("posix", "s:a:0_weights_a"), ("nt", "s_a_0_weights_a")])
+def test_a_download_gets_a_directory_that_the_system_can_make(
+    monkeypatch: pytest.MonkeyPatch, system: str, name: str
+) -> None:
+    parsed = ParsedCheckpointTinkerPath.from_tinker_path("tinker://s:a:0/weights/a")
+    with monkeypatch.context() as patch:
+        patch.setattr("os.name", system)
+        found = parsed.directory_name
+    assert found == name
+
+
 # --------------- Console addresses of saved weights, and access tokens hidden from reprs and errors
 @pytest.mark.parametrize("cls", [SaveWeightsResponse, SaveWeightsForSamplerResponse])
 def test_console_addresses_quote_both_parts(cls: type[Any]) -> None:

@@ -49,7 +49,7 @@ from attrs import define
 
 from tinker_sync._base.api_errors import copy_exception
 from tinker_sync._base.log import Log
-from tinker_sync.errors import EarlierCallFailedError, TinkerError, with_words
+from tinker_sync.errors import ClientClosedError, EarlierCallFailedError, TinkerError, with_words
 from tinker_sync.runtime.flows import CalledOff, Flow, Flows, Moment
 from tinker_sync.runtime.futures import APIFuture
 from tinker_sync.runtime.workers import Workers
@@ -458,7 +458,7 @@ class _Sending(Generic[RequestT]):
         """Those that were not sent in their stage, because another one had failed."""
         self.failed = False
         """True once the futures have failed; what is left of the entry is sent all the same."""
-        self.consequence: EarlierCallFailedError
+        self.consequence: TinkerError
         """The failure of the requests that were not sent, and of an entry that has waited in vain."""
 
     def next_stage(self) -> Sequence[int]:
@@ -516,13 +516,13 @@ class _Sending(Generic[RequestT]):
 
     # ---------------------------------------------------- its failures
 
-    def consequence_of(
-        self, index: int, failure: BaseException, *, final: bool = True
-    ) -> EarlierCallFailedError:
+    def consequence_of(self, index: int, failure: BaseException, *, final: bool = True) -> TinkerError:
         """Return the error for other requests that fail because this one has failed.
 
         With `final`, no later call sends this one again.
         """
+        if isinstance(failure, ClientClosedError):
+            return failure  # they have failed for the same reason, and not because of this one
         words = str(failure).rstrip(".") or type(failure).__name__
         refusal = EarlierCallFailedError(self.entry.name, self.first_number + index, words, final=final)
         refusal.__cause__ = failure
