@@ -128,8 +128,8 @@ def run(
         ends: list[APIFuture[None]] = []
         make = client.holder.lifecycle.make_future
 
-        def note(*given: Any) -> APIFuture[Any]:
-            futures.append(make(*given))
+        def note(*given: Any, **named: Any) -> APIFuture[Any]:
+            futures.append(make(*given, **named))
             return futures[-1]
 
         def act() -> Any:
