@@ -50,7 +50,8 @@ The other modules and their contents:
                            unfinished calls, the end, and that of the process
     server                 the server's settings, asked for once, and the parts that depend on them; the calls
                            that a thread waits for; the wait after a 402
-    handshake              the first exchange with a server: its settings and its dialect
+    handshake              the first exchange with a server: its settings and its dialect; the description
+                           that an open server publishes of itself
     session                the session at the server, and the thread that keeps it alive
     workers                the pools: send, fetch, callback, loss, create, await, enter; their sizes
     samples                the life of a sample; the sampler, numbers and bodies of one client's samples
@@ -64,7 +65,6 @@ The other modules and their contents:
     futures, awaiting      the future of a call or of several: its end, its state, and `await`;
                            the log of failures that the user never looks at
     calls                  calls made from the table of endpoints, their answers, and errors without secrets
-    published              the description that an open server publishes of itself
     spending               limits on the tokens that calls use
     lazy                   values that are made on first use; calls on a client that is not ready yet
 

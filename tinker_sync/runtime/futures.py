@@ -165,7 +165,7 @@ _BEGUN: Final = object()
 class _Outcome:
     """How a call ends, or would have ended if no other outcome had come first."""
 
-    __slots__ = ("callbacks", "cancelled", "expired", "failure", "is_early", "result")
+    __slots__ = ("callbacks", "cancelled", "failure", "is_early", "result")
 
     def __init__(
         self,
@@ -178,7 +178,6 @@ class _Outcome:
         self.result = result
         self.failure = failure
         self.cancelled = cancelled
-        self.expired = expired
         self.is_early = cancelled or expired
         """True if this outcome is valid only before the call has begun."""
         self.callbacks: list[Callable[[Any], object]] | None = None
@@ -307,10 +306,10 @@ class APIFuture(Future[T]):
         return outcome is not None and outcome.cancelled
 
     @property
-    def _expired(self) -> bool:
-        """True if the deadline of the call came before the call began."""
+    def _ended_early(self) -> bool:
+        """True if the call was cancelled, or its deadline came before it began."""
         outcome = self._look()
-        return outcome is not None and outcome.expired
+        return outcome is not None and outcome.is_early
 
     def _look(self) -> _Outcome | None:
         """Return how the call has ended, or None."""
@@ -922,7 +921,7 @@ class ComposedFuture(APIFuture[WholeT], Generic[PartT, WholeT]):
 
     def _cancels_parts(self) -> bool:
         """Return True if this future, which has ended, is to cancel those parts that can be cancelled."""
-        return self.cancelled() or self._expired
+        return self._ended_early
 
 
 def _let_go_of_parts(whole: ComposedFuture[PartT, WholeT]) -> None:

@@ -283,7 +283,7 @@ class SendQueue(Generic[RequestT]):
 
     def _note_end(self, entry: Entry[RequestT], future: APIFuture[Any]) -> None:
         """Let go of an entry that was cancelled, has expired, or has no requests. On any thread."""
-        if future.cancelled() or future._expired or not entry.requests:
+        if future._ended_early or not entry.requests:
             with suppress(RuntimeError):  # the client is closed
                 self._flows.soon(self._forget, entry)
 

@@ -34,10 +34,9 @@ from tinker_sync.errors import (
 from tinker_sync.runtime.admission import Admission
 from tinker_sync.runtime.calls import make_call, read_reply
 from tinker_sync.runtime.flows import Flows, Quota
-from tinker_sync.runtime.handshake import Ahead, Handshake, ServerFacts
+from tinker_sync.runtime.handshake import Ahead, Handshake, Published, ServerFacts
 from tinker_sync.runtime.lazy import Lazy
 from tinker_sync.runtime.polls import POLL_TIMEOUT_S, Notices, Polls, Promise, QueueNotice
-from tinker_sync.runtime.published import Published
 from tinker_sync.runtime.rate_limiter import RateLimiter, key_fingerprint, shared_rate_limiter
 from tinker_sync.runtime.samples import SubmitPolicy
 from tinker_sync.runtime.session import Session

@@ -916,7 +916,7 @@ def _encode_pass(
             "endpoint": "forward_backward",
             "encoded": partial(number_proto, buffers, compressed),
             "content_type": PROTOBUF,
-            "headers": {**({"Content-Encoding": "zstd"} if compressed else {}), **extra.headers},
+            "headers": {"Content-Encoding": "zstd", **extra.headers} if compressed else extra.headers,
         }
     kind: type[Any] = ForwardRequest if forward_only else ForwardBackwardRequest
     return {

@@ -18,7 +18,7 @@ from tinker_sync.errors import (
 )
 from tinker_sync.runtime.client import ClientRuntime
 from tinker_sync.runtime.futures import APIFuture
-from tinker_sync.runtime.published import explain_missing_route
+from tinker_sync.runtime.handshake import explain_missing_route
 from tinker_sync.runtime.rate_limiter import key_fingerprint
 from tinker_sync.runtime.raw import later
 from tinker_sync.types import ParsedCheckpointTinkerPath
