@@ -248,13 +248,15 @@ class Events:
     otherwise ignored. An event that nobody wants need not be made.
 
     >>> events = Events()
-    >>> events.wants(TokensUsed)
+    >>> bool(events.wants(TokensUsed))
     False
     """
 
     def __init__(self) -> None:
         # Any thread adds and removes; each is one step of the interpreter, as is a copy.
         self._observers: dict[type, dict[object, Observer]] = {}
+        self.wants: Callable[[type], object] = self._observers.get
+        """Returns a true value if anybody wants events of this kind; quick, because each request asks."""
 
     def listen(self, observer: Observer, *kinds: type) -> Callable[[], None]:
         """Add an observer of these kinds of events, or of all. Return a function that removes it.
@@ -278,14 +280,6 @@ class Events:
                 place.pop(entry, None)
 
         return stop
-
-    def wants(self, kind: type) -> bool:
-        """Return True if anybody wants events of this kind.
-
-        >>> Events().wants(RequestSent)
-        False
-        """
-        return bool(self._observers.get(kind))
 
     def notify(self, event: Any) -> None:
         """Pass an event to its observers.

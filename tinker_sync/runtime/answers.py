@@ -86,7 +86,7 @@ class ExpectedOutputs:
     @classmethod
     def of(cls, data: Sequence[Datum], *, whole: bool) -> ExpectedOutputs:
         """Return the shapes for a request with these data; `whole` as in the class."""
-        return cls(tuple(_target_shape(datum) for datum in data), whole)
+        return cls(tuple(map(_target_shape, data)), whole)
 
     def check(self, output: ForwardBackwardOutput) -> ForwardBackwardOutput:
         """Return the result `output` if it fits the data.

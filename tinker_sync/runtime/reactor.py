@@ -649,7 +649,8 @@ class Reactor:
         with self._lock:
             closed = self._closed
             if not closed:
-                guard = self._in_step and not self._guarded and self._needs_guard()
+                me = threading.current_thread()
+                guard = self._in_step and not self._guarded and self._thread is not me
                 readiness = self._readiness
                 if readiness is None or not readiness.takes_effect_at_once:
                     self._arrivals.append(ticket)
@@ -658,7 +659,7 @@ class Reactor:
                     self._keep_locked(ticket, descriptor, expires_at_s)
                     wake = self._sleeps_until > expires_at_s
                     # Only this thread takes reports, so it has not missed one since the request was sent.
-                    sent = sent and readiness.goes_on and self._thread is threading.current_thread()
+                    sent = sent and readiness.goes_on and self._thread is me
         if closed:
             self._conclude(ticket, abort(ticket))
             return

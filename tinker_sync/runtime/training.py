@@ -554,8 +554,7 @@ class PassCall(TrainingCall):
 
 
 def _tokens(data: Sequence[Datum]) -> int:
-    lengths = ((datum.model_input, datum.model_input.known_length()) for datum in data)
-    return sum(length_of(tokens) if length is None else length for tokens, length in lengths)
+    return sum([length_of(datum.model_input) for datum in data])
 
 
 class UnloadCall(OrderedCall):

@@ -657,7 +657,7 @@ class Exchange:
             self.abort()
             raise
         journal = self._http.journal
-        self._told = journal.events.wants(ReplyReceived) or journal.log.isEnabledFor(logging.DEBUG)
+        self._told = bool(journal.events.wants(ReplyReceived)) or journal.log.isEnabledFor(logging.DEBUG)
         if self._told:
             journal.sent(self.call, self._hop.headers)
 

@@ -354,7 +354,8 @@ def is_finite(numbers: AnyArray) -> bool:
     if numbers.dtype.kind != "f" or not numbers.size:
         return True
     finite = np.isfinite(numbers)
-    return cast("bool", finite.item(finite.argmin()))  # argmin is faster than all and count_nonzero
+    found: bool = finite.item(finite.argmin())  # argmin is faster than all and count_nonzero
+    return found
 
 
 _BLOCK_BYTES = 256 * 1024  # the processor's cache holds a block from its copy to its check

@@ -248,8 +248,9 @@ class Model(Structured):
 
     def _with(self, **values: Any) -> Self:
         """Return a copy with new, unchecked values of these fields. For decoders, whose values fit."""
-        made = object.__new__(type(self))
-        names, values_of = _slots(cast("Any", type(self)))
+        kind: Any = type(self)
+        made: Self = object.__new__(kind)
+        names, values_of = _slots(kind)
         deque(map(object.__setattr__, repeat(made), names, values_of(self)), maxlen=0)
         for name, value in values.items():
             object.__setattr__(made, name, value)

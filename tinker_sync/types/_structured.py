@@ -47,7 +47,8 @@ class Structured:
 
     def _fields_out(self) -> dict[str, Any]:
         """Return the values of the public fields in declared order, by the names that a dump shows."""
-        return {name: getattr(self, name) for name in field_names(cast("Any", type(self)))}
+        kind: Any = type(self)
+        return {name: getattr(self, name) for name in field_names(kind)}
 
 
 StructuredT = TypeVar("StructuredT", bound=Structured)

@@ -132,14 +132,15 @@ class TensorData(_Unlocked):
             made._assign(values, dtype, shape, crow, col)
             return made
         # An answer has thousands of tensors; object.__setattr__ for each field takes three times as long.
-        fresh = _Unlocked()
+        fresh: Any = _Unlocked()
         fresh.dtype = dtype
         fresh.shape = shape
         fresh._numpy = values
         fresh._crow = crow
         fresh._col = col
         fresh.__class__ = cls
-        return cast("Self", fresh)
+        tensor: Self = fresh
+        return tensor
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"TensorData is immutable: cannot set {name!r}")
