@@ -194,6 +194,28 @@ def test_a_call_cancelled_in_its_queue_is_not_sent() -> None:
         assert stub.asked("/new_call") == []
 
 
+def test_a_body_that_is_changed_after_its_call_is_sent_as_it_was() -> None:
+    with stubbed() as (stub, service):
+        release = [stub.hold("/training_runs", 64), stub.hold("/create_model")]
+        others = [service.request("GET", "/api/v1/training_runs") for _ in range(64)]
+        stub.await_asked("/training_runs")  # no worker is left for a raw call
+        training = service.create_lora_training_client("stub/model", rank=8)
+        body: dict[str, Any] = {"x": [0]}
+        query, extra = {"y": 0}, {"beta": [0]}
+        made = service.request("POST", "/api/v1/new_call", body, query=query)
+        trained = training.request("/api/v1/new_step", body)
+        stepped = training.optim_step(STEP, extra_body=extra)
+        body["x"][0], query["y"], extra["beta"][0] = 1, 1, 1
+        for each in release:
+            each.set()
+        for future in (*others, made, trained, stepped):
+            future.exception()
+        (asked,) = stub.asked("/new_call")
+        assert (asked.json()["x"], asked.query["y"]) == ([0], ["0"])
+        assert stub.asked("/new_step")[0].json()["x"] == [0]
+        assert stub.asked("/optim_step")[0].json()["beta"] == [0]
+
+
 def test_what_may_be_sent_again() -> None:
     """A read is repeated after its answer is lost; an unknown call that changes something is not."""
     with stubbed() as (stub, service):
@@ -263,6 +285,9 @@ def test_protobuf_has_no_place_for_further_fields_but_the_request_for_headers() 
         (lambda s, t: s.request("GET", "x"), "path"),
         (lambda s, t: s.request("GET", "/x?limit=3"), "query="),
         (lambda s, t: s.request("POST", "/x", {"a": object()}), "body"),
+        (lambda s, t: s.request("GET", "/x", {"limit": 3}), "query="),
+        (lambda s, t: s.request("GET", "/x", query=["limit"]), "query"),
+        (lambda s, t: s.request("GET", "/x", query={"limit": object()}), "limit"),
         (lambda s, t: s.request("POST", "/x", {}, extra_headers={"X": "a\nb"}), "extra_headers"),
         (lambda s, t: t.request("/x", {"seq_id": 3}), "seq_id"),
         (lambda s, t: t.optim_step(STEP, extra_body=[1]), "extra_body"),

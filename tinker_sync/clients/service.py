@@ -479,7 +479,10 @@ class ServiceClient(BaseClient):
         """
         name = raw.checked_name(method, path)
         if body is not None:
-            raw.check_body("request: body", body, numbered=False)
+            body = raw.checked_body("request: body", body, numbered=False)
+            raw.refuse_lost(name)
+        if query is not None:
+            query = raw.checked_query(query)
         headers = raw.checked_headers("request: extra_headers", extra_headers)
         deadline_at = self._runtime.server.give_up_at(deadline, CREATE_S if promise else REST_S)
         return raw.request(

@@ -459,10 +459,10 @@ class TrainingClient(ClientFuture["TrainingClient"]):
         0.0001
         """
         name = raw.checked_name("POST", path)
-        raw.check_body("request: body", body or {})
+        body = raw.checked_body("request: body", body or {})
         extra = Extra(headers=raw.checked_headers("request: extra_headers", extra_headers))
         self._refuse()
-        return self._line.submit(RawCall(self._line, name, body or {}, self._until(deadline), extra))
+        return self._line.submit(RawCall(self._line, name, body, self._until(deadline), extra))
 
     # -------------------------------------------------------------------------------------- saving
 

@@ -63,7 +63,10 @@ def _table(recording: Recording) -> list[str]:
         times = [encode_s[method], *(sum(_phase_s(call, phase) for call in calls) for phase in PHASES)]
         cells = "".join(f"{1000 * each / len(calls):>10,.1f}" for each in (*times, _total_s(calls)))
         lines.append(f"{method:<{width}} {len(calls):>9,}{cells}")
-    lines.append(f"{recording.polls:,} polls for results; encoding of samples is part of their queue")
+    lines.append(
+        f"{recording.polls:,} polls for results; a queue includes the encoding of samples and, for the first "
+        "calls, the start of the client"
+    )
     return lines
 
 

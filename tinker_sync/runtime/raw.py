@@ -11,7 +11,8 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
@@ -24,6 +25,7 @@ from tinker_sync.runtime.polls import Promise
 from tinker_sync.transport.call import NO_HEADERS
 from tinker_sync.wire import json as wire_json
 from tinker_sync.wire.endpoints import METHODS, raw_name, row_of
+from tinker_sync.wire.paths import query_text
 
 if TYPE_CHECKING:
     from tinker_sync.runtime.client import ClientRuntime
@@ -61,7 +63,7 @@ class Extra(NamedTuple):
         if body is None and headers is None and not traced:
             return NO_EXTRA
         if body is not None:
-            check_body(f"{call}: extra_body", body)
+            body = checked_body(f"{call}: extra_body", body)
         own = checked_headers(f"{call}: extra_headers", headers)
         if traced and "traceparent" not in own and not header_problem(traced):
             own = HeaderMap({**traced, **own})
@@ -104,8 +106,10 @@ def trace_headers() -> dict[str, str]:
     return headers
 
 
-def check_body(what: str, body: object, *, numbered: bool = True) -> None:
-    """Check a JSON body of the user. If the client numbers the call, the body must not do so.
+def checked_body(what: str, body: object, *, numbered: bool = True) -> dict[str, Any]:
+    """Return a JSON body of the user as it is now: it is sent later, and programs use one dictionary again.
+
+    If the client numbers the call, the body must not do so.
 
     Raises:
         InvalidInputError: it is no mapping, has a number of its own, or has no JSON form.
@@ -115,9 +119,34 @@ def check_body(what: str, body: object, *, numbered: bool = True) -> None:
     if numbered and _NUMBER in body:
         raise InvalidInputError(f"{what}: leave out {_NUMBER!r}; the client numbers its calls")
     try:
-        wire_json.encode(body)
+        copied: dict[str, Any] = wire_json.loads(wire_json.encode(body))
     except InvalidInputError as error:
         raise InvalidInputError(f"{what}: {error}") from error
+    return copied
+
+
+def checked_query(query: object) -> dict[str, str]:
+    """Return the query parameters of the user as text.
+
+    Raises:
+        InvalidInputError: they are no mapping, or a value has no text.
+    """
+    if not isinstance(query, Mapping):
+        raise InvalidInputError(f"request: query: expected a dictionary, got {type(query).__name__}")
+    for name, value in query.items():
+        known = value is None or isinstance(value, (str, int, float, datetime, Iterable))
+        if not known or isinstance(value, (bytes, Mapping)):
+            kind = type(value).__name__
+            raise InvalidInputError(
+                f"request: query: {name}: expected text, a number or a list of them, got {kind}"
+            )
+    return {str(name): query_text(value) for name, value in query.items()}
+
+
+def refuse_lost(name: str) -> None:
+    """Raise `InvalidInputError` if a body would not be sent, because calls of this row have none."""
+    if row_of(name).body == "none":
+        raise InvalidInputError(f"request: {name} has no body; parameters go into query=")
 
 
 def checked_headers(what: str, headers: Mapping[str, str] | None) -> HeaderMap:

@@ -76,11 +76,16 @@ def encode_query(values: Mapping[str, QueryValue]) -> str:
     >>> encode_query({"limit": 20, "flag": True, "ids": ["a", "b"], "project_id": None, "q": "x&y"})
     'limit=20&flag=true&ids=a,b&q=x%26y'
     """
-    written = ((name, _query_text(value)) for name, value in values.items())
+    written = ((name, query_text(value)) for name, value in values.items())
     return "&".join(f"{quote(name)}={_quote(text, _QUERY_SAFE)}" for name, text in written if text)
 
 
-def _query_text(value: QueryValue) -> str:
+def query_text(value: QueryValue) -> str:
+    """Return a value of a query as text, which is empty for None.
+
+    >>> query_text(True), query_text([1, 2]), query_text(None)
+    ('true', '1,2', '')
+    """
     if value is None:
         return ""
     if isinstance(value, bool):
