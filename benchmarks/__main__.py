@@ -191,6 +191,9 @@ OVER_A_NETWORK = {
     ),
 }  # fmt: skip
 
+# From a server that offers HTTP/2: the reference speaks it, and this client with the extra `http2`.
+OVER_HTTP2 = ("first", "hundred", "crowd", "waiting", "steps", "50mb")
+
 
 def _over_networks() -> dict[str, Scenario]:
     """Return the scenarios over a distant server and a near one, in cleartext and over TLS."""
@@ -205,6 +208,10 @@ def _over_networks() -> dict[str, Scenario]:
         first = found[f"{where}-first-tls"]
         title = f"{first.title}, token exchange"
         found[f"{where}-first-token"] = first._replace(title=title, config=TOKENS)
+        for name in OVER_HTTP2:
+            over_tls = found[f"{where}-{name}-tls"]
+            title, options = f"{over_tls.title}, HTTP/2", (*over_tls.server, "--http2")
+            found[f"{where}-{name}-h2"] = over_tls._replace(title=title, server=options)
     return found
 
 

@@ -48,7 +48,7 @@ def name_of(requirement: str) -> str:
 
 
 CORE = requirements(config()["options"]["install_requires"])
-OPTIONAL = ("speed", "cli", "local", "chat", "progress", "notebook", "docs", "ray", "torch", "otel")
+OPTIONAL = ("speed", "cli", "local", "chat", "progress", "notebook", "docs", "ray", "torch", "otel", "http2")
 EXTRAS = {extra: requirements(text) for extra, text in config()["options.extras_require"].items()}
 
 

@@ -432,6 +432,7 @@ EXTRAS: Final = {
     "notebook": ("pandas",),
     "ray": ("ray[data]",),
     "otel": ("opentelemetry-api",),
+    "http2": ("h2", "hpack"),
 }
 """The packages that each extra installs."""
 

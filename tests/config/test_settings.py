@@ -60,6 +60,7 @@ def test_defaults() -> None:
         "max_retries": 10,
         "max_body_bytes": 1 << 30,
         "max_connections": None,
+        "http2": True,
         "sdk_version": "0.38.0",
         "dialect": "auto",
         "deadline_s": None,

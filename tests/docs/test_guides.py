@@ -98,7 +98,7 @@ def test_every_environment_variable_has_a_row() -> None:
     used: set[str] = set()
     for path in PACKAGE.rglob("*.py"):
         text = path.read_text(encoding="utf-8")
-        used |= set(re.findall(r"[\"']((?:TINKER|CLOUDFLARE)_[A-Z_]+[A-Z])[\"']", text))
+        used |= set(re.findall(r"[\"']((?:TINKER|CLOUDFLARE)_[A-Z_]+[A-Z0-9])[\"']", text))
     known = {name for name in rows("configuration") if name.startswith(("TINKER_", "CLOUDFLARE_"))}
     assert known == used
 

@@ -268,6 +268,8 @@ class Silent:
     def open(self, call: Call, *, wait: bool = True) -> Any:
         raise SendFailed("no server", maybe_received=False)
 
+    multiplexes = False
+
     def opens_at_once(self) -> bool:
         return False
 

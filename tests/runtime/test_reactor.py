@@ -302,6 +302,8 @@ class Nowhere:
     def open(self, call: Call, *, wait: bool = True) -> Any:
         raise AssertionError("nothing was to be sent")
 
+    multiplexes = False
+
     def opens_at_once(self) -> bool:
         return False
 
@@ -650,6 +652,8 @@ class Line:
         self.on_open()
         self.opened += 1
         return self.requests[self.opened - 1]
+
+    multiplexes = False
 
     def opens_at_once(self) -> bool:
         return False

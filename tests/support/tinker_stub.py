@@ -61,6 +61,10 @@ class Answer:
     """The stub answers when this event is set."""
     usual: bool = False
     """True: send the usual answer to the request in place of this one."""
+    reset: int | None = None
+    """HTTP/2: reset the stream with this code instead of answering."""
+    frames: Callable[[int, Any], bytes] | None = None
+    """HTTP/2: send these bytes instead, made from the number of the stream and the connection."""
 
     def octets(self) -> bytes:
         if self.body is None:
@@ -149,6 +153,9 @@ class Stub:
         self._models: dict[str, dict[str, Any]] = {}
         self._held: dict[str, set[str]] = defaultdict(set)
         self.counts: dict[str, int] = defaultdict(int)
+        self.http2: list[Any] = []  # the connections of HTTP/2
+        self.http2_settings: dict[int, int] = {}
+        self.broken: list[Exception] = []  # breaches of HTTP/2 by the client
         self._routes: dict[tuple[str, str], Callable[[Asked], Any]] = {
             ("POST", name): getattr(self, f"on_{name.strip('/').replace('/', '_')}") for name in _POSTS
         }
@@ -706,8 +713,17 @@ class _Connection(asyncio.BufferedProtocol):
 class StubServer:
     """A stub in its own thread, on a free loopback port, which stops at the end of the `with` block."""
 
-    def __init__(self, stub: Stub | None = None, **behaviour: Any) -> None:
+    def __init__(
+        self,
+        stub: Stub | None = None,
+        *,
+        tls: ssl.SSLContext | None = None,
+        http2: bool = False,
+        **behaviour: Any,
+    ) -> None:
         self.stub = stub or Stub(Behaviour(**behaviour))
+        self._tls = tls
+        self._http2 = http2
         self._loop = asyncio.new_event_loop()
         self._started: Future[int] = Future()
         self._stop = asyncio.Event()
@@ -716,7 +732,8 @@ class StubServer:
     def __enter__(self) -> Stub:
         self._thread.start()
         self.port = self._started.result(120)
-        self.url = self.stub.url = f"http://127.0.0.1:{self.port}"  # type: ignore[attr-defined]
+        scheme = "https" if self._tls else "http"
+        self.url = self.stub.url = f"{scheme}://127.0.0.1:{self.port}"  # type: ignore[attr-defined]
         return self.stub
 
     def __exit__(self, *_: object) -> None:
@@ -727,9 +744,12 @@ class StubServer:
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         try:
-            self._loop.run_until_complete(serve(self.stub, 0, self._started.set_result, self._stop))
+            self._loop.run_until_complete(self._serve())
         finally:
             self._loop.close()
+
+    async def _serve(self) -> None:
+        await serve(self.stub, 0, self._started.set_result, self._stop, self._tls, http2=self._http2)
 
 
 async def serve(
@@ -738,17 +758,25 @@ async def serve(
     started: Callable[[int], object],
     stop: asyncio.Event,
     tls: ssl.SSLContext | None = None,
+    *,
+    http2: bool = False,
 ) -> None:
-    """Serve until `stop`, then drop every connection."""
+    """Serve until `stop`, then drop every connection. With `http2`, offer HTTP/2 beside HTTP/1.1 over TLS."""
     loop = asyncio.get_running_loop()
     tasks: set[asyncio.Task[None]] = set()
     connections: set[Any] = set()
 
-    def connect() -> _Connection:
+    def connect() -> Any:
         connection = _Connection(stub, tasks)
         connections.add(connection)
-        return connection
+        if not http2:
+            return connection
+        from support.http2_stub import ByProtocol
 
+        return ByProtocol(stub, connection, tasks)
+
+    if http2 and tls is not None:
+        tls.set_alpn_protocols(["h2", "http/1.1"])
     server = await loop.create_server(connect, "127.0.0.1", port, backlog=4096, ssl=tls)
     started(server.sockets[0].getsockname()[1])
     await stop.wait()
@@ -761,8 +789,9 @@ async def serve(
     for task in stopping:
         task.cancel()
     await asyncio.gather(*stopping, return_exceptions=True)
-    for connection in connections:
-        connection._transport.abort()
+    for connection in (*connections, *stub.http2):
+        if hasattr(connection, "_transport"):
+            connection._transport.abort()
     await asyncio.sleep(0)
 
 
@@ -773,6 +802,7 @@ def main(kind: type[Stub] = Stub) -> None:
     parser.add_argument("--hold", type=float, default=30.0, help="seconds a long poll is held")
     parser.add_argument("--config", default="{}", help="flags of client/config, as JSON")
     parser.add_argument("--tls", help="speak TLS with the certificate and key in this file")
+    parser.add_argument("--http2", action="store_true", help="offer HTTP/2 over TLS")
     options = parser.parse_args()
     config = {"fwdbwd_max_chunk_len": 1024, **json.loads(options.config)}
     stub = kind(Behaviour(config=config, latency_s=options.latency, hold_s=options.hold))
@@ -792,7 +822,7 @@ def main(kind: type[Stub] = Stub) -> None:
             stop.set()
 
         following = asyncio.ensure_future(follow_parent())
-        await serve(stub, options.port, say, stop, tls)
+        await serve(stub, options.port, say, stop, tls, http2=options.http2)
         following.cancel()
 
     asyncio.run(run())

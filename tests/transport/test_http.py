@@ -699,6 +699,7 @@ class HandConnection:
         self.sock = sock
         self.requests = requests
         self.closed = False
+        self.multiplexed = False
         self.route = Route(Origin("http", "127.0.0.1", 1))
         self.nothing_yet = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 

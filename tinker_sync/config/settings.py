@@ -205,6 +205,7 @@ class Settings:
     max_retries: int = field(default=MAX_RETRIES, validator=_require_minimum(0))
     max_body_bytes: int = field(default=MAX_BODY_BYTES, validator=_require_minimum(1))
     max_connections: int | None = field(default=None, validator=optional(_require_minimum(1)))
+    http2: bool = True
     sdk_version: str = SDK_VERSION
     dialect: object = field(default="auto", validator=_check_dialect)
     deadline_s: float | None = field(default=None, validator=optional(_check_seconds))
@@ -254,6 +255,7 @@ class Settings:
         max_retries: int = MAX_RETRIES,
         max_body_bytes: int = MAX_BODY_BYTES,
         max_connections: int | None = None,
+        http2: bool | None = None,
         sdk_version: str | None = None,
         dialect: object = "auto",
         deadline_s: float | None = None,
@@ -289,6 +291,7 @@ class Settings:
                 others, and never more than 1 GiB.
             max_connections: `TINKER_MAX_CONNECTIONS`. The most connections for samples and passes; None: half
                 of the files that the process may open. Further requests wait, and a warning says so.
+            http2: `TINKER_HTTP2`, 1 or 0. False to keep to HTTP/1.1 although the extra `http2` is installed.
             sdk_version: the protocol version to declare.
             dialect: the calls, fields and encodings of the server: auto, proto, json or a `Dialect`.
             deadline_s: the limit for a call with all its retries; None: minutes or hours, by kind of call.
@@ -335,6 +338,7 @@ class Settings:
             max_retries=max_retries,
             max_body_bytes=max_body_bytes,
             max_connections=_read_max_connections(max_connections, env),
+            http2=_read_http2(http2, env),
             sdk_version=sdk_version or SDK_VERSION,
             dialect=dialect,
             deadline_s=deadline_s,
@@ -443,6 +447,15 @@ def _read_max_connections(argument: int | None, env: _Environment) -> int | None
     if not (text.strip().isdecimal() and int(text)):
         raise ConfigurationError(f"TINKER_MAX_CONNECTIONS must be a whole number from 1, not {text!r}")
     return int(text)
+
+
+def _read_http2(argument: bool | None, env: _Environment) -> bool:
+    text = env.text("TINKER_HTTP2")
+    if argument is not None or text is None:
+        return argument is not False
+    if text.strip() not in ("0", "1"):
+        raise ConfigurationError(f"TINKER_HTTP2 must be 1 or 0, not {text!r}")
+    return text.strip() == "1"
 
 
 def _read_log_level(argument: LogLevel | None, env: _Environment) -> LogLevel | None:

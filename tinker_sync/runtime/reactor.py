@@ -33,7 +33,7 @@ import select
 import selectors
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from operator import itemgetter
@@ -67,6 +67,7 @@ _JOIN_S: Final = 2.0
 # Each open request uses a file of the process; the rest of the program needs some too.
 _SHARE_OF_FILES: Final = 0.5
 _FEWEST_OPEN: Final = 16
+_REQUESTS_A_FILE: Final = 100  # over HTTP/2
 _UNLIMITED_FILES: Final = 65536
 
 _MANY_OPEN: Final = (
@@ -123,6 +124,8 @@ class Opener(Protocol):
     def open(self, call: Call, *, wait: bool = True) -> OpenRequest: ...
     def open_ahead(self) -> OpenRequest: ...
     def opens_at_once(self) -> bool: ...
+    @property
+    def multiplexes(self) -> bool: ...
 
 
 class Runner(Protocol):
@@ -274,6 +277,9 @@ class Readiness(Protocol):
         The wait returns a descriptor that belongs to no watched socket.
         """
 
+    def report(self, numbers: Iterable[int]) -> None:
+        """End the wait, as `wake` does. It returns these numbers too: those of streams that are done."""
+
     def wait(self, timeout_s: float | None) -> list[int]:
         """Wait for a socket that is ready or `wake`; return the descriptors of the sockets that are ready.
 
@@ -299,6 +305,7 @@ class EpollReadiness:
         self._each = select.EPOLLIN | select.EPOLLET
         self._once_writable = select.EPOLLOUT | select.EPOLLONESHOT
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._reported: deque[int] = deque()
         # With EPOLLET each write is news, so no read is needed.
         self._epoll.register(self._bell, select.EPOLLIN | select.EPOLLET)
 
@@ -317,8 +324,15 @@ class EpollReadiness:
         with suppress(OSError):  # if it is closed, the thread has ended
             os.eventfd_write(self._bell, 1)
 
+    def report(self, numbers: Iterable[int]) -> None:
+        self._reported.extend(numbers)
+        self.wake()
+
     def wait(self, timeout_s: float | None) -> list[int]:
-        return list(map(_descriptor_in, self._epoll.poll(timeout_s)))
+        ready = list(map(_descriptor_in, self._epoll.poll(timeout_s)))
+        if self._reported:
+            ready += _take_all(self._reported)
+        return ready
 
     def close(self) -> None:
         bell, self._bell = self._bell, -1
@@ -336,6 +350,7 @@ class SelectorReadiness:
         self._selector = selectors.DefaultSelector()
         # A selector with a descriptor keeps its set of sockets in the kernel.
         self.takes_effect_at_once = hasattr(self._selector, "fileno")
+        self._reported: deque[int] = deque()
         self._ear, self._bell = os.pipe()
         os.set_blocking(self._ear, False)
         os.set_blocking(self._bell, False)
@@ -357,6 +372,10 @@ class SelectorReadiness:
         with suppress(OSError):  # if the pipe is full, the thread wakes anyway; if closed, it has ended
             os.write(self._bell, b".")
 
+    def report(self, numbers: Iterable[int]) -> None:
+        self._reported.extend(numbers)
+        self.wake()
+
     def wait(self, timeout_s: float | None) -> list[int]:
         ready = [key.fd for key, _ in self._selector.select(timeout_s)]
         for descriptor in ready:
@@ -365,7 +384,7 @@ class SelectorReadiness:
                 continue
             with suppress(BlockingIOError):
                 os.read(self._ear, 4096)
-        return ready
+        return ready + _take_all(self._reported)
 
     def close(self) -> None:
         self._selector.close()
@@ -373,6 +392,10 @@ class SelectorReadiness:
         for end in ends:
             if end >= 0:
                 os.close(end)
+
+
+def _take_all(queue: deque[int]) -> list[int]:
+    return [queue.popleft() for _ in range(len(queue))]
 
 
 make_readiness: Callable[[], Readiness] = (
@@ -416,6 +439,8 @@ class Reactor:
         self._clock = clock
         self._needed = needed
         self._max_open = max_open or files_to_use()
+        # Requests that share a connection share its file.
+        self._max_multiplexed = max_open or self._max_open * _REQUESTS_A_FILE
         self._has_told = False  # that requests wait
         self._sequence = numbers()
         self._closed = False  # guarded by _lock; final
@@ -464,9 +489,11 @@ class Reactor:
                 thread, it may be called on this thread, or on the thread that calls `close`.
         """
         ticket = Ticket(self, on_done, call)
+        multiplexes = self._http.multiplexes
         with self._lock:
             closed = self._closed
-            begin = not closed and self._open < self._max_open
+            limit = self._max_multiplexed if multiplexes else self._max_open
+            begin = not closed and self._open < limit
             if begin:
                 self._open += 1
             elif not closed:
@@ -552,8 +579,8 @@ class Reactor:
 
     @property
     def room(self) -> int:
-        """How many more requests may be open at once."""
-        return self._max_open - self._open
+        """How many more requests may open a connection; 0 if they share connections."""
+        return 0 if self._http.multiplexes else self._max_open - self._open
 
     @property
     def under_way(self) -> int:
@@ -681,6 +708,10 @@ class Reactor:
                 heapq.heapify(self._expiries)
 
     def _begin_watch(self, readiness: Readiness, ticket: Ticket, descriptor: int, *, writing: bool) -> None:
+        if descriptor < -1:  # a stream of HTTP/2 has no socket of its own, and reports its end itself
+            if (request := ticket.request) is not None:
+                request.watched_by(readiness)
+            return
         try:
             readiness.watch(descriptor, writing=writing)
         except (ValueError, OSError):  # another thread closed the socket; reading it shows why

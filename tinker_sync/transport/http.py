@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import logging
 import math
+import weakref
 from collections.abc import Iterator
 from itertools import chain
 from typing import Final, NoReturn, Protocol
@@ -40,6 +41,7 @@ from tinker_sync.config.settings import DefaultInt
 from tinker_sync.errors import APIConnectionError, InvalidInputError
 from tinker_sync.transport.body import BLOCK_BYTES, PiecedBody
 from tinker_sync.transport.call import NO_HEADERS, OPEN_AHEAD, Call, Reply, SendFailed
+from tinker_sync.transport.http2 import MOST_BODY_BYTES, Http2, Stream, is_installed
 from tinker_sync.transport.journal import Journal
 from tinker_sync.transport.pools import (
     MAX_IDLE,
@@ -114,8 +116,15 @@ class Http:
         self.journal = journal or Journal()
         self._heads = RequestHeads(settings)
         self._embedded = hold_server(settings.base_url, settings.api_key)
+        self.http2: Http2 | None = None
+        """The connections of HTTP/2, if the extra is installed and the settings allow it."""
+        if settings.http2 and self._heads.origin.scheme == "https" and is_installed():
+            self.http2 = Http2(clock, settings.timeout.connect)
+            weakref.finalize(self, self.http2.close, wait=False).atexit = False
         self._rules = SessionRules(
-            settings.session, direct=self._embedded is not None or settings.api_key_source == "local"
+            settings.session,
+            direct=self._embedded is not None or settings.api_key_source == "local",
+            http2=self.http2 is not None,
         )
         self.pools = Pools(clock, max_idle=max_idle)
         self._usual: Route | None = None  # the route of the last connection to the configured server
@@ -174,9 +183,14 @@ class Http:
 
         This method takes no lock, so the answer may lag by a moment.
         """
-        if self.pools.has_idle():
+        if self.pools.has_idle() or self.multiplexes:
             return True
         return self._usual is not None and self._embedded is None and self._usual.looked_up
+
+    @property
+    def multiplexes(self) -> bool:
+        """True if small requests share connections at the moment."""
+        return self.http2 is not None and self.http2.is_open
 
     def start_server(self) -> None:
         """Start the embedded server if these calls go to it and it is not running.
@@ -204,6 +218,8 @@ class Http:
     def forget_idle(self) -> None:
         """Close the idle connections, so that the next requests use new ones."""
         self.pools.forget_idle()
+        if self.http2 is not None:
+            self.http2.forget_idle()
 
     def close(self) -> None:
         """Close all connections, and release the hold that keeps the embedded server running.
@@ -211,6 +227,8 @@ class Http:
         Requests under way fail. May be called twice, from any thread.
         """
         self.pools.close()
+        if self.http2 is not None:
+            self.http2.close()
         self._rules.close()
         if self._embedded is not None:
             self._embedded.release()
@@ -227,6 +245,8 @@ class Http:
     def renew_after_fork(self) -> None:
         """Drop the copies of the parent's connections, in a forked child."""
         self.pools.renew_after_fork()
+        if self.http2 is not None:
+            self.http2.renew_after_fork()
         self._rules.renew_after_fork()
 
     def __repr__(self) -> str:
@@ -292,15 +312,21 @@ class Http:
             raise _not_connected(error) from error
 
     def adopt(self, connection: Connection) -> Connection:
-        """Count a new connection as in use, and return it.
+        """Count a new connection as in use, and return it. One of HTTP/2 goes to `http2`.
 
         Raises:
             SendFailed: The client is closed; the connection is closed too.
         """
-        if not self.pools.adopt(connection):
+        if connection.multiplexed and self.http2 is not None:
+            self.http2.adopt(connection)
+        elif not self.pools.adopt(connection):
             connection.close()
             raise SendFailed("the client is closed", maybe_received=False, final=True)
         return connection
+
+    def without_http2(self, route: Route) -> Route:
+        """Return the route that leads the same way and offers HTTP/1.1 alone."""
+        return self._rules.without_http2(route)
 
     def _connect_s(self, route: Route, call: Call, give_up_s: float) -> float:
         self.start_server()
@@ -341,6 +367,7 @@ class Exchange:
         "_renewer",
         "_resent",
         "_sent",
+        "_stream",
         "_taken",
         "_told",
         "_unsent",
@@ -405,13 +432,20 @@ class Exchange:
         self._taken = False  # an earlier address has processed the request and redirected to a GET
         self._told = False  # this try is logged or observed
         self._wait = wait
+        self._stream: Stream | None = None  # the request that is under way, if it goes over HTTP/2
         self._dial: Dial | None = None  # opens the connection of the request that is under way
         self._unsent: tuple[bytes, bytes | PiecedBody | None] | None = None  # that request, until it is sent
         self._begin()
 
     def fileno(self) -> int:
-        """Return the file descriptor of the socket to wait for, or -1 if the socket is closed."""
-        dial = self._dial  # read once: another thread may go on with the exchange
+        """Return the file descriptor of the socket to wait for, or -1 if the socket is closed.
+
+        A stream of HTTP/2 has no socket of its own; it has a number below -1.
+        """
+        stream = self._stream  # read once: another thread may go on with the exchange
+        if stream is not None:
+            return stream.number
+        dial = self._dial
         return (self._connection if dial is None else dial).sock.fileno()
 
     def watched_by(self, watcher: object) -> bool:
@@ -419,7 +453,12 @@ class Exchange:
 
         Return True if it watched the connection for an earlier request too.
         """
+        stream = self._stream
+        if stream is not None:
+            stream.watched_by(watcher)
+            return True
         if self._dial is not None:  # the connection is not open yet
+            self._dial.watcher = watcher
             return False
         before, self._connection.watcher = self._connection.watcher, watcher
         return before is watcher
@@ -437,7 +476,8 @@ class Exchange:
             if self._dial is not None:
                 self._go_on_connecting(self._dial)
                 return None
-            raw = self._take_arrived()
+            stream = self._stream
+            raw = self._take_arrived() if stream is None else self._take_answer(stream)
         except SendFailed as failed:
             self._replace_or_raise(failed)
             return None
@@ -463,7 +503,9 @@ class Exchange:
         """Give up the exchange and close its connection. Do nothing once the reply has arrived."""
         if not self._over:
             self._over = True
-            if self._dial is None:
+            if self._stream is not None:
+                self._stream.give_up()
+            elif self._dial is None:
                 self._http.pools.discard(self._connection)
             else:
                 self._dial.abort()
@@ -496,6 +538,13 @@ class Exchange:
             route, head = http.write(self._hop)
             body = self._hop.body
         connection = None
+        if route.offers_http2 and route.known.http2 is not False:
+            if self._is_stream(route, body):
+                if route.known.http2:
+                    self._begin_stream(route, head, body, fresh=fresh)
+                    return
+            else:
+                route = http.without_http2(route)
         if not fresh:
             connection = http.pools.take(route, max_idle_s=None if self._repeatable else _FRESH_ENOUGH_S)
         if connection is None and not self._wait:
@@ -505,6 +554,53 @@ class Exchange:
             return
         self._write(connection or http.connect(route, call, self._give_up_s), head, body)
 
+    def _is_stream(self, route: Route, body: bytes | PiecedBody | None) -> bool:
+        """Return True if the request goes over HTTP/2 if the server speaks it."""
+        http2 = self._http.http2
+        return http2 is not None and http2.takes(route) and len(body or b"") <= MOST_BODY_BYTES
+
+    def _begin_stream(
+        self, route: Route, head: bytes, body: bytes | PiecedBody | None, *, fresh: bool
+    ) -> None:
+        """Send the request as a stream of HTTP/2.
+
+        Raises:
+            SendFailed: No connection could be opened.
+            InvalidInputError: An array of the body has changed since an earlier try.
+        """
+        http, http2 = self._http, self._http.http2
+        assert http2 is not None  # noqa: S101  # only then a connection is one of HTTP/2
+        if isinstance(body, PiecedBody):
+            try:
+                body = b"".join(body.to_send())
+            except InvalidInputError as changed:
+                changed.ambiguous = self._resent
+                raise
+        dial = None if http2.serves(route) else http.dial(route, self.call, math.inf)
+        self._made_parser, self._over = None, False
+        self._begin_silence(self._read_s)
+        self._stream = http2.send(route, head, body or b"", self._parser, fresh=fresh, dial=dial)
+        self._tell_sent()
+
+    def _take_answer(self, stream: Stream) -> ReplyParser | None:
+        """Return the answer of a stream if it is whole, else None."""
+        if not stream.done:
+            limit_s = self._idle_s if stream.parser.started else self._read_s
+            self.expires_at_s = min(stream.touched_s + limit_s, self._give_up_s)
+            if self._http.clock.now() < self.expires_at_s:
+                return None
+            stream.give_up(silent=True)
+            self._stream, self._over = None, True
+            raise SendFailed(
+                "the answer stopped coming" if stream.parser.started else "no answer came in time",
+                maybe_received=stream.sent,
+                timed_out=True,
+            )
+        self._stream, self._over = None, True
+        if stream.failure is not None:
+            raise stream.failure
+        return stream.parser
+
     def _go_on_connecting(self, dial: Dial) -> None:
         """Go on to open the connection, and send the request if it is open.
 
@@ -513,6 +609,8 @@ class Exchange:
         """
         try:
             opened = dial.step()
+            if opened is not None and opened.multiplexed and dial.watcher is not None:
+                dial.watcher.forget(opened.sock.fileno())  # `http2` reads it from now on
             connection = None if opened is None else self._http.adopt(opened)
         except ConnectFailed as error:
             self._over = True
@@ -635,6 +733,9 @@ class Exchange:
                 received the whole.
             InvalidInputError: An array of the body has changed since an earlier try.
         """
+        if connection.multiplexed:
+            self._begin_stream(connection.route, head, body, fresh=True)
+            return
         self._connection, self._made_parser, self._sent, self._over = connection, None, False, False
         try:
             if isinstance(body, PiecedBody):
@@ -656,6 +757,9 @@ class Exchange:
         except BaseException:
             self.abort()
             raise
+        self._tell_sent()
+
+    def _tell_sent(self) -> None:
         journal = self._http.journal
         self._told = bool(journal.events.wants(ReplyReceived)) or journal.log.isEnabledFor(logging.DEBUG)
         if self._told:
@@ -706,6 +810,10 @@ class Exchange:
 
     def _await_bytes(self) -> None:
         """Wait until `step` makes progress, or until `expires_at_s`."""
+        stream = self._stream
+        if stream is not None:
+            stream.wait(slice_of(max(self.expires_at_s - self._http.clock.now(), 0.0)))
+            return
         done = self._dial is None and self._parser.done
         left_s = 0.0 if done else self.expires_at_s - self._http.clock.now()
         sock = (self._dial or self._connection).sock
@@ -846,7 +954,9 @@ class Opening:
             raise _not_connected(error) from error
         if opened is None:
             return None
-        self._http.pools.give_back(self._http.adopt(opened))
+        self._http.adopt(opened)
+        if not opened.multiplexed:
+            self._http.pools.give_back(opened)
         return Reply(200, NO_HEADERS)
 
     def abort(self) -> None:

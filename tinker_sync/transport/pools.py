@@ -114,7 +114,7 @@ class Known:
     Any thread may read and replace the attributes.
     """
 
-    __slots__ = ("addresses", "session", "until_s")
+    __slots__ = ("addresses", "http2", "session", "streams", "until_s")
 
     def __init__(self) -> None:
         self.addresses: tuple[Address, ...] = ()
@@ -123,6 +123,15 @@ class Known:
         """The time of the system's clock until which the addresses count."""
         self.session: ssl.SSLSession | None = None
         """That of the newest connection. To resume it costs fewer bytes and less CPU than a new handshake."""
+        self.http2: bool | None = None
+        """True if the server chose HTTP/2 for the newest connection, which offered it; False if not."""
+
+        self.streams = 10
+        """How many requests a connection of HTTP/2 carries at once. The server tells after the first ones."""
+
+    def hold(self) -> None:
+        """Take the addresses as new: a connection to one of them is open."""
+        self.until_s = max(self.until_s, time.monotonic() + _LOOKUP_S)
 
 
 @frozen(eq=False)
@@ -143,6 +152,8 @@ class Route:
     netrc: str | None = None
     """The `Authorization` from the user's netrc file; its repr is masked."""
     known: Known = field(factory=Known, repr=False)
+    offers_http2: bool = False
+    """True if the TLS settings offer HTTP/2 beside HTTP/1.1."""
 
     @property
     def peer(self) -> Origin:
@@ -173,7 +184,7 @@ class ConnectFailed(Exception):
 class Connection:
     """An open socket to a server or proxy, with its route and the data that decide on its reuse."""
 
-    __slots__ = ("idle_since_s", "nothing_yet", "requests", "route", "sock", "watcher")
+    __slots__ = ("idle_since_s", "multiplexed", "nothing_yet", "requests", "route", "sock", "watcher")
 
     def __init__(self, route: Route, sock: socket.socket) -> None:
         self.route = route
@@ -185,6 +196,11 @@ class Connection:
         """What watches the socket for answers, from the first request on."""
         self.nothing_yet: tuple[type[OSError], ...] = (BlockingIOError,)
         """The exceptions by which a read on a non-blocking socket reports that it would have to wait."""
+        self.multiplexed = False
+        """True if the server has chosen HTTP/2: the connection carries many requests at once."""
+        if route.offers_http2:
+            self.multiplexed = sock.selected_alpn_protocol() == "h2"  # type: ignore[attr-defined]
+            route.known.http2 = self.multiplexed
         if route.tls is not None:
             import ssl  # already loaded with the settings of the route
 
@@ -292,6 +308,7 @@ class Dial:
         "_timeout_s",
         "expires_at_s",
         "sock",
+        "watcher",
         "writing",
     )
 
@@ -310,6 +327,8 @@ class Dial:
         self._now = now
         self._heard = b""
         self._stage: Callable[[Dial], bool] = Dial._connect
+        self.watcher: Any = None
+        """What watches the socket."""
         self.writing = True
         """True if the next step needs a socket that can be written."""
         self.expires_at_s = math.inf

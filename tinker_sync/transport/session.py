@@ -21,10 +21,12 @@ import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from attrs import evolve
+
 from tinker_sync._base.lazy import LazyModule
 from tinker_sync._base.secret import HeaderMap, Secret, mask_url
 from tinker_sync.errors import ConfigurationError
-from tinker_sync.transport.pools import Origin, Route
+from tinker_sync.transport.pools import Known, Origin, Route
 
 if TYPE_CHECKING:
     import ssl
@@ -55,22 +57,27 @@ class SessionRules:
         session: the user's session.
         direct: True to bypass the environment's proxies and certificates, as for a server on this machine;
             it has no effect on a user's session.
+        http2: True to offer HTTP/2 to servers that are reached over TLS.
 
     Raises:
         ConfigurationError: the session changes how requests are sent.
     """
 
-    def __init__(self, session: requests.Session | None, *, direct: bool = False) -> None:
+    def __init__(
+        self, session: requests.Session | None, *, direct: bool = False, http2: bool = False
+    ) -> None:
         if session is not None:
             _refuse_unusual(session)
         self._given = session
         self.adds_nothing = session is None
         """True while requests carry no header, authorization or cookie beyond those of the client."""
         self._trust_environment = not direct
+        self._protocols = ("h2", "http/1.1") if http2 else ("http/1.1",)
         self._plain: requests.Session | None = None  # guarded by _lock
         self._own_jar: CookieJar | None = None  # guarded by _lock; set once
         self._lock = threading.Lock()
         self._routes: dict[Origin, Route] = {}  # written under _lock, read without
+        self._without_http2: dict[Route, Route] = {}  # written under _lock, read without
         self._contexts: dict[object, ssl.SSLContext] = {}  # guarded by _lock
 
     @property
@@ -97,6 +104,22 @@ class SessionRules:
             with self._lock:  # two threads may have searched; the first result stays
                 route = self._routes.setdefault(origin, found)
         return route
+
+    def without_http2(self, route: Route) -> Route:
+        """Return the route that leads the same way and offers HTTP/1.1 alone: always the same object.
+
+        Raises:
+            ConfigurationError: a certificate file cannot be used any more.
+        """
+        if not route.offers_http2:
+            return route
+        other = self._without_http2.get(route)
+        if other is None:
+            tls = self._context_for(route.origin, route.options, ("http/1.1",))
+            made = evolve(route, tls=tls, known=Known(), offers_http2=False)
+            with self._lock:
+                other = self._without_http2.setdefault(route, made)
+        return other
 
     def headers(self) -> HeaderMap:
         """Return the session's headers without those that requests puts into every session."""
@@ -176,12 +199,14 @@ class SessionRules:
         options: dict[str, Any]
         if self._given is None and not (self._trust_environment and _may_have_proxies()):
             options = {"proxies": {}, "verify": self._trusted(True), "cert": None}
-            return Route(origin, self._context_for(origin, options), options=options)
+            tls = self._context_for(origin, options, self._protocols)
+            return Route(origin, tls, options=options, offers_http2=self._offers(tls))
         options = self._options(url)
-        tls, netrc = self._context_for(origin, options), self._netrc(url)
+        tls, netrc = self._context_for(origin, options, self._protocols), self._netrc(url)
+        http2 = self._offers(tls)
         proxy = requests.utils.select_proxy(url, options["proxies"])
         if not proxy:
-            return Route(origin, tls, options=options, netrc=netrc)
+            return Route(origin, tls, options=options, netrc=netrc, offers_http2=http2)
         if "://" not in proxy:
             proxy = f"http://{proxy}"
         elif not proxy.lower().startswith("http://"):
@@ -191,7 +216,8 @@ class SessionRules:
                 f"{origin.host} with NO_PROXY"
             )
         try:
-            return Route(origin, tls, Origin.of(proxy), _proxy_headers(proxy), options, netrc)
+            peer, headers = Origin.of(proxy), _proxy_headers(proxy)
+            return Route(origin, tls, peer, headers, options, netrc, offers_http2=http2)
         except ValueError:
             raise ConfigurationError(f"the proxy address {mask_url(proxy)!r} is not valid") from None
 
@@ -215,10 +241,15 @@ class SessionRules:
         found = requests.utils.get_netrc_auth(url)
         return _basic(*found) if found else None
 
-    def _context_for(self, origin: Origin, options: Mapping[str, Any]) -> ssl.SSLContext | None:
+    def _offers(self, tls: ssl.SSLContext | None) -> bool:
+        return tls is not None and "h2" in self._protocols
+
+    def _context_for(
+        self, origin: Origin, options: Mapping[str, Any], protocols: tuple[str, ...]
+    ) -> ssl.SSLContext | None:
         if origin.scheme != "https":
             return None
-        key = options["verify"], options["cert"]
+        key = options["verify"], options["cert"], protocols
         with self._lock:
             context = self._contexts.get(key)
         if context is None:
@@ -292,7 +323,9 @@ def _may_have_proxies() -> bool:
     return any(name.endswith("_proxy") and name != "no_proxy" for name in names)
 
 
-def _make_context(verify: bool | str | None, cert: str | tuple[str, str] | None) -> ssl.SSLContext:
+def _make_context(
+    verify: bool | str | None, cert: str | tuple[str, str] | None, protocols: tuple[str, ...]
+) -> ssl.SSLContext:
     if verify is False:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname = False
@@ -306,7 +339,7 @@ def _make_context(verify: bool | str | None, cert: str | tuple[str, str] | None)
             )
         except OSError as error:
             raise ConfigurationError(f"the trusted certificates {path!r} cannot be used: {error}") from error
-    context.set_alpn_protocols(["http/1.1"])
+    context.set_alpn_protocols(list(protocols))
     if cert:
         files = (cert,) if isinstance(cert, str) else tuple(cert)
         try:

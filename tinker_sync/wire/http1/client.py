@@ -265,26 +265,51 @@ class ReplyParser:
         self._begin(text[: found.start()].decode("latin-1"))
         return len(data) - (len(text) - found.end())
 
+    def begin(self, status: str, lines: list[str]) -> None:
+        """Take a head that came apart from the body, as in HTTP/2. `feed` takes the body, and `eof` ends it.
+
+        Raises:
+            MalformedMessage: the status or a line is none.
+
+        >>> parser = ReplyParser("GET", max_body_bytes=100)
+        >>> parser.begin("200", ["content-type: text/plain"]), parser.feed(b"hello"), parser.eof()
+        (None, None, None)
+        >>> parser.done, parser.status, parser.body()
+        (True, 200, b'hello')
+        """
+        self.started = True
+        if any("\n" in line or "\r" in line or "\0" in line for line in lines):
+            raise MalformedMessage("a header of the answer holds a line end or NUL")
+        if self._take_lines(_read_status(f"HTTP/1.1 {status}")[1], lines):
+            self._enter(_State.UNTIL_CLOSE)
+
     def _begin(self, head: str) -> None:
         """Parse a whole head, and determine the end of the body (RFC 9112, section 6.3)."""
         if "\n " in head or "\n\t" in head:  # the obsolete form of long values
             head = _FOLD.sub(" ", head)
         first, *lines = head.split("\n")
-        old, self.status = _read_status(first)
-        if self.status >= _FIRST_ERROR:
+        old, status = _read_status(first)
+        if self._take_lines(status, lines):
+            fields = self.fields.lines
+            connection = _tokens(fields["connection"][1]) if "connection" in fields else ()
+            self.keep_alive = "keep-alive" in connection if old else "close" not in connection
+            self._enter(self._framing(fields))
+
+    def _take_lines(self, status: int, lines: list[str]) -> bool:
+        """Take the status and the lines of a head. Return False for an interim answer."""
+        self.status = status
+        if status >= _FIRST_ERROR:
             self.max_body_bytes = min(self.max_body_bytes, _MAX_ERROR_BYTES)
-        if 100 <= self.status < 200:
+        if 100 <= status < 200:
             self._skip_interim()
-            return
+            return False
         self._lines = lines
         fields: dict[str, tuple[str, str]] = {}
         for line in lines:
             key, pair = (_read_known_line if len(line) <= _USUAL_LINE else _read_line)(line)
             fields[key] = pair if key not in fields else header_pair(pair[0], f"{fields[key][1]}, {pair[1]}")
         self.fields = HeaderMap.of_lines(fields)
-        connection = _tokens(fields["connection"][1]) if "connection" in fields else ()
-        self.keep_alive = "keep-alive" in connection if old else "close" not in connection
-        self._enter(self._framing(fields))
+        return True
 
     def _enter(self, state: _State) -> None:
         self._state = state
