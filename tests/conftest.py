@@ -1,8 +1,9 @@
-"""Installs the rules of `support/isolation.py` for the whole suite."""
+"""Installs the rules of `support/isolation.py` for the whole suite; fixtures of several rooms."""
 
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import signal
 import sys
@@ -18,6 +19,7 @@ from support import isolation, leaf_locks
 leaf_locks.install()
 
 from support import handed_records  # noqa: E402
+from support.tinker_stub import Stub, StubServer  # noqa: E402
 
 from tinker_sync.runtime.futures import APIFuture  # noqa: E402
 
@@ -68,6 +70,27 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.maxworkerrestart = "0"
     # Registered as a plugin, because fixtures of this file would not apply to the doctests in the package.
     config.pluginmanager.register(isolation, "tinker_sync-isolation")
+
+
+@pytest.fixture
+def stub() -> Iterator[Stub]:
+    # By this setting clients recognise the newest servers.
+    with StubServer(config={"custom_loss_server_side": False}) as stub:
+        yield stub
+
+
+@pytest.fixture(scope="module")
+def one_embedded_server() -> Iterator[None]:
+    """Let all clients of a module use one embedded server, because each would otherwise start its own."""
+    let_go = isolation.hold_embedded_server()
+    yield
+    let_go()
+
+
+@pytest.fixture
+def quiet_logs(caplog: pytest.LogCaptureFixture) -> None:
+    """Log nothing but disasters, where faults are the usual case."""
+    caplog.set_level(logging.CRITICAL, "tinker_sync")
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 import pytest
-from support.clock import FakeClock
+from support.clock import QuickClock
 from support.hasty import quick_service, trainer_of, world
 from support.tinker_stub import Answer, StubServer
 
@@ -102,12 +102,7 @@ def test_an_invalid_pace_is_refused() -> None:
 
 
 def test_the_pause_of_a_limiter_is_scaled() -> None:
-    clock = Still()
+    clock = QuickClock()
     limiter = RateLimiter(clock=clock)
     limiter.close_for(50)
     assert limiter.pause_left_s() == pytest.approx(0.5)
-
-
-class Still(FakeClock):
-    def shorten(self, pause_s: float) -> float:
-        return pause_s / 100

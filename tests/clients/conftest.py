@@ -1,20 +1,13 @@
-"""A stub of a current server, and a client of it."""
+"""A client of the stub."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import pytest
-from support.tinker_stub import Stub, StubServer
+from support.tinker_stub import Stub
 
 from tinker_sync.clients.service import ServiceClient
-
-
-@pytest.fixture
-def stub() -> Iterator[Stub]:
-    # By this setting clients recognise the newest servers.
-    with StubServer(config={"custom_loss_server_side": False}) as stub:
-        yield stub
 
 
 @pytest.fixture

@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from support.isolation import hold_embedded_server
 
 import tinker_sync
-from tinker_sync.runtime.futures import _NOT_FOR_USERS
+
+pytestmark = pytest.mark.usefixtures("one_embedded_server")
 
 CLIENTS = (
     tinker_sync.ServiceClient,
@@ -27,6 +27,8 @@ CLIENTS = (
     tinker_sync.AdminClient,
 )
 
+NOT_FOR_USERS = {*dir(tinker_sync.APIFuture)} - {*dir(tinker_sync.APIFuture())}
+
 
 def public_names(client: type) -> Iterator[tuple[str, type]]:
     """Yield each public name of a client class, with the class of this package that defines it."""
@@ -34,7 +36,7 @@ def public_names(client: type) -> Iterator[tuple[str, type]]:
         owner = next(base for base in client.__mro__ if name in vars(base))
         ours = owner.__module__.startswith("tinker_sync")
         # A removed name is listed too, but cannot be read.
-        if ours and not name.startswith("_") and name not in _NOT_FOR_USERS and hasattr(client, name):
+        if ours and not name.startswith("_") and name not in NOT_FOR_USERS and hasattr(client, name):
             yield name, owner
 
 
@@ -55,7 +57,7 @@ TWINS = {place: doc for place, doc in EXAMPLES.items() if (place[0], place[1][:-
 
 
 def test_futures_have_no_other_names_than_those_for_users() -> None:
-    names = {name for name in dir(tinker_sync.APIFuture) if not name.startswith("_")} - _NOT_FOR_USERS
+    names = {name for name in dir(tinker_sync.APIFuture) if not name.startswith("_")} - NOT_FOR_USERS
     assert names == {
         "add_done_callback", "cancel", "cancelled", "coroutine", "done", "exception", "failure", "future",
         "request_id", "request_ids", "result", "result_async", "running", "status", "timeline",
@@ -75,13 +77,6 @@ def test_every_public_method_has_an_example() -> None:
 
 def test_every_awaited_method_names_the_one_with_the_example() -> None:
     assert [place for place, doc in TWINS.items() if f"`{place[1][:-6]}`" not in doc] == []
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_server() -> Iterator[None]:
-    let_go = hold_embedded_server()
-    yield
-    let_go()
 
 
 class Awaiting:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from support.crowd import until
-from support.custom_losses import squares
+from support.custom_losses import data, squares
 from support.hasty import number_of, paused, sampler_of, trainer_of, world
 from support.tinker_stub import Answer, Asked, Stub
 
@@ -30,13 +30,6 @@ PATIENCE_S = 120.0
 PROMPT = types.ModelInput.from_ints([1, 2, 3])
 ONE_TOKEN = types.SamplingParams(max_tokens=1)
 STEP = types.AdamParams()
-
-
-def data(count: int) -> list[types.Datum]:
-    return [
-        types.Datum(types.ModelInput.from_ints([n, n + 1]), {"target_tokens": [n + 1, n + 2]})
-        for n in range(count)
-    ]
 
 
 def tokens(response: types.SampleResponse) -> list[int]:

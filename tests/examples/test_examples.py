@@ -8,15 +8,15 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.isolation import hold_embedded_server
 
 from tinker_sync import examples
 from tinker_sync.examples import demo, evaluation, notebook
+
+pytestmark = pytest.mark.usefixtures("one_embedded_server")
 
 PLACE = Path(examples.__file__).parent
 FILES = sorted(path for path in PLACE.rglob("*.py") if not path.name.startswith("_"))
@@ -35,13 +35,6 @@ FALLING = {
     "custom_loss": r"focal loss +(\S+)",
     "distillation": r"teacher +(\S+)",
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_server() -> Iterator[None]:
-    let_go = hold_embedded_server()
-    yield
-    let_go()
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)

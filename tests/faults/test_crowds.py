@@ -22,10 +22,10 @@ from typing import Any
 import pytest
 from support.clock import PATIENCE_S, FakeClock
 from support.crowd import Steps, aside, let_others_run, together, until
-from support.hasty import FLAGS
+from support.hasty import FLAGS, number_of
 from support.isolation import our_threads
 from support.sends import BlockingSender, FakeRequest, OnWorkers, entry
-from support.tinker_stub import PROTO, Answer, Asked, Behaviour, Stub, StubServer, _fields, _sample_output
+from support.tinker_stub import Answer, Asked, Behaviour, Stub, StubServer, _sample_output
 
 from tinker_sync import types
 from tinker_sync.clients.sampling import SamplingClient
@@ -148,12 +148,6 @@ class Chaos(Stub):
 
 def trouble_of(seed: int) -> float:
     return 0.06 if seed % 4 else 0.0
-
-
-def number_of(asked: Asked) -> int:
-    if asked.headers["content-type"] == PROTO:
-        return int(dict(_fields(asked.body))[2])
-    return int(asked.json()["seq_id"])
 
 
 def client_of(stub: Stub) -> ServiceClient:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import logging
 import os
 import random
 import sys
@@ -26,6 +25,8 @@ from support.fault_proxy import LYING, PASSING, FaultProxy
 from support.fault_world import Asked, Ground, World, ground
 
 from tinker_sync.errors import DeadlineError, EarlierCallFailedError
+
+pytestmark = pytest.mark.usefixtures("quiet_logs")
 
 ROUNDS = int(os.environ.get("LEDGER_ROUNDS", "3"))
 SEED = int(os.environ.get("LEDGER_SEED", "0"))
@@ -46,11 +47,6 @@ LOST = 2
 def land() -> Iterator[Ground]:
     with ground() as made:
         yield made
-
-
-@pytest.fixture(autouse=True)
-def quiet_logs(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.CRITICAL, "tinker_sync")
 
 
 def fate_of(asked: Asked, done: set[Any]) -> str:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import gc
-import logging
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -25,6 +24,8 @@ from support import isolation
 from support.crowd import until
 from support.fault_proxy import PASSING, FaultProxy
 from support.fault_world import Ground, Model, Sampler, World, ground
+
+pytestmark = pytest.mark.usefixtures("quiet_logs")
 
 EXAMPLES = int(os.environ.get("FAULT_EXAMPLES", "3"))
 _QUICK = tuple(kind for kind in PASSING if kind != "silent")
@@ -45,11 +46,6 @@ def dropped_clients_end() -> Iterator[None]:
     yield
     gc.collect()
     until(lambda: isolation.our_threads() <= before)
-
-
-@pytest.fixture(autouse=True)
-def quiet_logs(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.CRITICAL, "tinker_sync")
 
 
 class Machine(RuleBasedStateMachine):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import json
-import logging
 import os
 import threading
 from collections.abc import Iterator
@@ -18,6 +17,8 @@ from support import isolation
 from support.crowd import until
 from support.fault_runner import live, totals
 from support.fault_world import Ground, ground
+
+pytestmark = pytest.mark.usefixtures("quiet_logs")
 
 SEEDS = int(os.environ.get("FAULT_SEEDS", "6"))
 FIRST = int(os.environ.get("FAULT_FIRST", "0"))
@@ -31,11 +32,6 @@ def land() -> Iterator[Ground]:
     if report:
         with open(report, "a") as file:
             file.write(json.dumps(dict(sorted(totals.items()))) + "\n")
-
-
-@pytest.fixture(autouse=True)
-def quiet_logs(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.CRITICAL, "tinker_sync")
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")

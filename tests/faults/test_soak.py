@@ -16,7 +16,6 @@ import ctypes
 import gc
 import itertools
 import json
-import logging
 import os
 import statistics
 import sys
@@ -33,6 +32,8 @@ from support import isolation
 from support.crowd import until
 from support.fault_runner import live, totals
 from support.fault_world import ground_apart
+
+pytestmark = pytest.mark.usefixtures("quiet_logs")
 
 SECONDS = float(os.environ.get("FAULT_SOAK_S", "2"))
 FIRST = int(os.environ.get("FAULT_FIRST", "0"))
@@ -55,11 +56,6 @@ _FILES = Path("/proc/self/fd")
 def one_heap() -> None:
     with suppress(AttributeError):  # a C library without `mallopt`
         ctypes.CDLL(None).mallopt(_ARENA_MAX, 1)
-
-
-@pytest.fixture(autouse=True)
-def quiet_logs(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.CRITICAL, "tinker_sync")
 
 
 def resident_bytes() -> int:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 import json
 import random
-import zlib
 from collections.abc import Iterator
 from datetime import date, datetime, time, timezone
 from decimal import Decimal
@@ -23,7 +22,15 @@ import pydantic
 import pytest
 import tinker.types
 from interop.conftest import shared
-from support.random_models import exported_models, flat_models, random_arguments, random_object, random_text
+from support.random_models import (
+    exact,
+    exported_models,
+    flat_models,
+    random_arguments,
+    random_object,
+    random_text,
+    seeded,
+)
 from tinker._compat import model_dump
 from tinker.types._pydantic_types.forward_backward_input import ForwardBackwardInput
 from tinker.types.telemetry_send_request import TelemetrySendRequest
@@ -53,19 +60,6 @@ def body(request: pydantic.BaseModel) -> Any:
     """Return the body that the reference client sends for a request."""
     tree = model_dump(request, exclude_unset=False, exclude_none=True, mode="json")
     return json.loads(json.dumps(tree, ensure_ascii=False, separators=(",", ":"), allow_nan=False))
-
-
-def exact(tree: Any) -> Any:
-    """Return the type and repr of each value in a tree, so that 1, 1.0 and True differ, and -0.0 and 0.0."""
-    if isinstance(tree, dict):
-        return {name: exact(value) for name, value in tree.items()}
-    if isinstance(tree, list):
-        return [exact(value) for value in tree]
-    return type(tree).__name__, repr(tree)
-
-
-def seeded(name: str) -> random.Random:
-    return random.Random(zlib.crc32(name.encode()))
 
 
 # ------------------------------------------------------------------------------------------------ requests

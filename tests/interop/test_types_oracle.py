@@ -10,9 +10,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import inspect
-import random
 import types
-import zlib
 from collections.abc import Iterator
 from datetime import date, datetime, timezone
 from decimal import Decimal
@@ -26,7 +24,7 @@ import pytest
 import tinker.types
 from interop.conftest import LACKING_FIELDS, shared
 from pydantic import AwareDatetime
-from support.random_models import exported_models, flat_models, random_arguments
+from support.random_models import exact, exported_models, flat_models, hashable, random_arguments, seeded
 from tinker.types.custom_loss_graph import CustomLossNodeOp
 from tinker.types.generic_event import GenericEvent
 from tinker.types.optimizer import OptimizerConfigBase, OptimParamsBase
@@ -55,10 +53,6 @@ def theirs(name: str) -> Any:
 
 def ours(name: str) -> Any:
     return getattr(tinker_sync.types, name)
-
-
-def seeded(name: str) -> random.Random:
-    return random.Random(zlib.crc32(name.encode()))
 
 
 def shared_fields(cls: Any) -> list[attrs.Attribute[Any]]:
@@ -222,15 +216,6 @@ def test_the_same_arguments_make_the_same_values(name: str) -> None:
         )
 
 
-def exact(tree: Any) -> Any:
-    """Return a tree with the type and repr of each value, so that 1, 1.0 and True differ."""
-    if isinstance(tree, dict):
-        return {name: exact(value) for name, value in tree.items()}
-    if isinstance(tree, list):
-        return [exact(value) for value in tree]
-    return type(tree).__name__, repr(tree)
-
-
 def made_of(value: Any) -> Any:
     """Return a tree with the class names of a model and of the models in it, and None for other values."""
     if isinstance(value, (list, tuple)):
@@ -245,14 +230,6 @@ def made_of(value: Any) -> Any:
         names = [field.name for field in shared_fields(type(value))]
         return type(value).__name__, {name: made_of(getattr(value, name)) for name in names}
     return None
-
-
-def hashable(value: object) -> bool:
-    try:
-        hash(value)
-    except TypeError:
-        return False
-    return True
 
 
 @pytest.mark.parametrize("name", FLAT)

@@ -8,7 +8,7 @@ import math
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +19,7 @@ from support.forks import in_child
 from support.isolation import our_threads
 from support.raising import raising
 from support.sends import HandWorkers
-from support.tinker_stub import Answer, Stub, StubServer
+from support.tinker_stub import Answer, Stub
 
 from tinker_sync._base.events import CallFailed
 from tinker_sync._base.naming import named
@@ -34,14 +34,6 @@ from tinker_sync.runtime.server import SHORTEST_REFRESH_S, BillingPause, Refresh
 from tinker_sync.runtime.session import Session
 from tinker_sync.transport.call import Call, Reply
 from tinker_sync.types.service import ClientDynamicConfigResponse
-
-FULL = {"custom_loss_server_side": False}
-
-
-@pytest.fixture
-def stub() -> Iterator[Stub]:
-    with StubServer(config=FULL) as stub:
-        yield stub
 
 
 def runtime_of(stub: Stub, *, clock: Any = None, **settings: Any) -> ClientRuntime:

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 import requests
 from support.authority import Authority
-from support.clock import PATIENCE_S, FakeClock
+from support.clock import PATIENCE_S, FakeClock, QuickClock
 from support.crowd import until
 from support.forks import in_child
 from support.raising import room_for
@@ -336,10 +336,6 @@ def test_timers_fire_in_order_and_not_early(stepped: Reactor, clock: FakeClock) 
 
 
 def test_pauses_are_as_short_as_the_clock_makes_them_and_other_delays_are_not() -> None:
-    class QuickClock(FakeClock):
-        def shorten(self, pause_s: float) -> float:
-            return pause_s / 100
-
     clock, ended = QuickClock(), list[str]()
     with stepping(Reactor(Nowhere(), HandWorkers(), clock)) as reactor:
         reactor.pause(50, lambda: ended.append("pause"))

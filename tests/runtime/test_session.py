@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from support.clock import FakeClock
 from support.crowd import until
 from support.forks import in_child
 from support.raising import raising, refuse_threads
-from support.tinker_stub import Answer, Stub, StubServer
+from support.tinker_stub import Answer, Stub
 
 from tinker_sync._base.events import HeartbeatLate, SessionEnded, SessionLost, SessionStarted
 from tinker_sync.config import Settings
@@ -20,14 +19,7 @@ from tinker_sync.errors import APIConnectionError, APIStatusError, SessionLostEr
 from tinker_sync.runtime.client import ClientRuntime
 from tinker_sync.runtime.session import PERIOD_S, Heartbeat, Session
 
-FULL = {"custom_loss_server_side": False}
 FINISH = "/sessions/session-0/finish"
-
-
-@pytest.fixture
-def stub() -> Iterator[Stub]:
-    with StubServer(config=FULL) as stub:
-        yield stub
 
 
 class Bench:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-from support.hasty import FLAGS, hasty_service
+from support.hasty import FLAGS, hasty_service, number_of
 from support.tinker_stub import PROTO, Asked, Stub, StubServer, _fields
 
 from tinker_sync import types
@@ -53,7 +53,7 @@ def data(count: int) -> list[types.Datum]:
 def arrived(stub: Stub) -> list[str]:
     """Return the training requests in order of arrival, such as `3 backward`."""
     return [
-        f"{_number(asked)} {_kind(asked)}"
+        f"{number_of(asked)} {_kind(asked)}"
         for asked in list(stub.log)
         if asked.path.removeprefix("/api/v1") in _KINDS
     ]
@@ -61,7 +61,7 @@ def arrived(stub: Stub) -> list[str]:
 
 def weights_sent(stub: Stub, number: int) -> list[list[float]]:
     """Return the weights of each datum in the protobuf request with this number."""
-    asked = next(each for each in stub.asked("/forward_backward") if _number(each) == number)
+    asked = next(each for each in stub.asked("/forward_backward") if number_of(each) == number)
     return [_tensor(datum, "weights") for field, datum in _fields(asked.body) if field == 3]
 
 
@@ -73,12 +73,6 @@ def _tensor(datum: bytes, name: str) -> list[float]:
                 octets = dict(_fields(parts[2])).get(1, b"")
                 return list(struct.unpack(f"<{len(octets) // 4}f", octets))
     raise AssertionError(name)
-
-
-def _number(asked: Asked) -> int:
-    if asked.headers["content-type"] == PROTO:
-        return int(dict(_fields(asked.body))[2])
-    return int(asked.json()["seq_id"])
 
 
 def _kind(asked: Asked) -> str:

@@ -9,6 +9,7 @@ import inspect
 import random
 import string
 import types
+import zlib
 from datetime import datetime, timedelta, timezone
 from enum import Enum
 from typing import Any, Literal, Union, get_args, get_origin
@@ -155,3 +156,24 @@ _SIMPLE: dict[Any, Any] = {
     Any: random_json,
     object: random_json,
 }
+
+
+def seeded(name: str) -> random.Random:
+    return random.Random(zlib.crc32(name.encode()))
+
+
+def exact(tree: Any) -> Any:
+    """Return the type and repr of each value in a tree, so that 1, 1.0 and True differ, and -0.0 and 0.0."""
+    if isinstance(tree, dict):
+        return {name: exact(value) for name, value in tree.items()}
+    if isinstance(tree, list):
+        return [exact(value) for value in tree]
+    return type(tree).__name__, repr(tree)
+
+
+def hashable(value: object) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True

@@ -6,7 +6,6 @@ Every kind of fault meets every kind of call once. Then a few random plans run; 
 
 from __future__ import annotations
 
-import logging
 import os
 import random
 from typing import Any
@@ -16,6 +15,8 @@ from support.training_job import MODEL, train
 
 from tinker_sync.errors import APIStatusError, AuthenticationError, RequestFailedError
 from tinker_sync.testing import Fault, FaultPlan, LocalServer, faults
+
+pytestmark = pytest.mark.usefixtures("quiet_logs")
 
 PLANS = int(os.environ.get("TINKER_FAULT_PLANS", "3"))
 # The steps of a long training, in which lost or repeated work changes the numbers.
@@ -58,11 +59,6 @@ RESULTS: dict[str, Fault] = {
     "garbage": faults.garbage(),
     "half an object": faults.garbage(b'{"metrics": {', "application/json"),
 }
-
-
-@pytest.fixture(autouse=True)
-def quiet_logs(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.CRITICAL, "tinker_sync")
 
 
 def run(plan: FaultPlan, **options: Any) -> tuple[dict[str, Any], LocalServer]:

@@ -17,7 +17,7 @@ from typing import Any
 import attrs
 import numpy as np
 import pytest
-from support.random_models import flat_models, random_arguments
+from support.random_models import flat_models, hashable, random_arguments
 from support.values import for_each
 
 import tinker_sync as tinker
@@ -200,14 +200,6 @@ every_model = for_each("cls", MODELS.values())
 def instances(cls: type[Any]) -> list[Any]:
     rng = random.Random(cls.__name__)
     return [cls(**random_arguments(rng, cls)) for _ in range(INSTANCES)]
-
-
-def hashable(value: object) -> bool:
-    try:
-        hash(value)
-    except TypeError:
-        return False
-    return True
 
 
 def test_models_are_found() -> None:
