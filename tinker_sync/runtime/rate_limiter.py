@@ -235,12 +235,19 @@ class RateLimiter:
         self._announce: Callable[[float], None] | None = None  # written once
         self._accepted = 0  # not exact, because it is counted without the lock
         self._gates: weakref.WeakSet[Gate] = weakref.WeakSet()
+        self.sent_at_once = _SENT_AT_FIRST
+        """The most requests of a client in their send phase: few at first, more as the server accepts them.
+
+        So a server with a low limit, which nobody knows before its first refusal, does not refuse hundreds.
+        The clients share the growth, because they share the limit.
+        """
         _fork.renew_in_child(self)
 
     def gate(self) -> Gate:
         """Return a new gate, through which one client uses this limiter."""
         gate = Gate(self)
         self._gates.add(gate)
+        self._share_growth()
         return gate
 
     def state(self) -> str:
@@ -308,17 +315,9 @@ class RateLimiter:
             self._rate.follow(delay_s)
             self._free = None
 
-    @property
-    def sent_at_once(self) -> int:
-        """The most requests of a client in their send phase: few at first, more as the server accepts them.
-
-        So a server with a low limit, which nobody knows before its first refusal, does not refuse hundreds.
-        The clients share the growth, because they share the limit.
-
-        >>> RateLimiter().sent_at_once
-        64
-        """
-        return min(_SENT_AT_FIRST + self._accepted // max(len(self._gates), 1), SENT_AT_ONCE)
+    def _share_growth(self) -> None:
+        grown = _SENT_AT_FIRST + self._accepted // max(len(self._gates), 1)
+        self.sent_at_once = min(grown, SENT_AT_ONCE)
 
     def recently_closed(self) -> bool:
         """Return True if the limiter is closed, or was closed within the last `RECENT_S` seconds."""
@@ -331,6 +330,7 @@ class RateLimiter:
     def renew_after_fork(self) -> None:
         """In a forked child, keep the pause and the rate, and forget the threads and gates of the parent."""
         self._lock, self._changed, self._gates = threading.Lock(), threading.Event(), weakref.WeakSet()
+        self._share_growth()
 
     def __repr__(self) -> str:
         return f"<RateLimiter {self.state()}, {self._rate.a_second:.3g} a second>"
@@ -416,6 +416,8 @@ class Gate:
         """Note that the server has accepted the request, which raises a rate that limits the requests."""
         limiter = self.limiter
         limiter._accepted += 1
+        if limiter.sent_at_once < SENT_AT_ONCE:
+            limiter._share_growth()
         if permit.counted:
             with limiter._lock:
                 limiter._rate.note_success(permit)
