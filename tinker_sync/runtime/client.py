@@ -287,7 +287,7 @@ class Lifecycle:
         self.notify = self.events.notify
         self._flows = flows
         self._reactor = flows.reactor
-        self._pools = pools.in_order_of_end()
+        self._pools = pools
         # Bound once, because tens of thousands of futures may refer to them.
         self._run_callback = pools.callback.run
         self.run_soon: Callable[[Callable[[], object]], object] = partial(
@@ -459,8 +459,7 @@ class Lifecycle:
         self.pending.add(future)
         if first:
             self._reactor.reserve()
-            for pool in self._pools:
-                pool.reserve()
+            self._pools.reserve()
         self.finish_at_exit()
 
     def finish_at_exit(self) -> None:
@@ -550,7 +549,7 @@ class Lifecycle:
         self.connection.http.close()
         # With everything closed, the threads end at once, except those in a callback of the user. The workers
         # still do the jobs that are left, because users rely on their callbacks.
-        for pool in self._pools:
+        for pool in self._pools.in_order_of_end():
             pool.close(timeout=_JOIN_S, drop=False)
         if self.session is not None:
             self.session.join(_JOIN_S)

@@ -469,6 +469,12 @@ class WorkerPools:
             return work()
         return future.result()
 
+    def reserve(self) -> None:
+        """Start a thread now in each pool that has none (`Workers.reserve`)."""
+        for pool in self.in_order_of_end():
+            if not pool._members:
+                pool.reserve()
+
     def in_order_of_end(self) -> tuple[Workers, ...]:
         """Return the pools in the order in which they are closed: each before the pools that its jobs use."""
         return (
