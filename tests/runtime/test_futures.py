@@ -119,7 +119,7 @@ class TestARealFuture:
         """A failed future is freed with its last reference, without the garbage collector."""
         future = failed(KeyError("a"))
         gone = weakref.ref(future)
-        wait = partial(future.coroutine().send, None) if awaited else future.result
+        wait = partial(asyncio.run, future.coroutine()) if awaited else future.result
         gc.disable()
         try:
             with pytest.raises(KeyError) as caught:
@@ -220,6 +220,27 @@ class TestWaitingNeverCancels:
 
 
 class TestAwaiting:
+    @pytest.mark.parametrize("end", [lambda call: call.resolve(7), lambda call: call.fail(KeyError("a"))])
+    def test_other_tasks_run_even_if_the_call_has_ended(self, end: Callable[[APIFuture[int]], bool]) -> None:
+        """A loop that is slower than its calls would not let a task begin that saves a checkpoint."""
+        future: APIFuture[int] = APIFuture()
+        end(future)
+
+        async def main() -> bool:
+            ran = asyncio.Event()
+
+            async def beside() -> None:
+                ran.set()
+
+            task = asyncio.create_task(beside())
+            with suppress(KeyError):
+                await future
+            began = ran.is_set()
+            await task
+            return began
+
+        assert asyncio.run(main())
+
     def test_from_any_loop_in_any_thread(self) -> None:
         future = APIFuture[int]()
         ready = threading.Barrier(4)

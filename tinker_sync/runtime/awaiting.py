@@ -1,4 +1,4 @@
-"""The wait for a call in an asyncio loop. The first `await` of an unfinished call loads this module.
+"""The wait for a call in an asyncio loop. The first `await` of a call loads this module.
 
 Threads: the thread of the loop runs all of this, except that the thread that ends a call wakes the loop.
 """
@@ -32,7 +32,7 @@ else:
 
 
 async def wait_for_end(future: APIFuture[Any], timeout: float | None) -> None:
-    """Return when a call has ended or the time is over.
+    """Return when a call has ended or the time is over, after a turn of the other tasks of the loop.
 
     Args:
         future: the future of the call.

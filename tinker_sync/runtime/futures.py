@@ -432,6 +432,8 @@ class APIFuture(Future[T]):
     async def result_async(self, timeout: float | None = None) -> T:
         """Await the result in a running asyncio loop. Arguments and errors as in `result`.
 
+        Other tasks of the loop get a turn, also if the call has ended.
+
         >>> import asyncio
         >>> future = APIFuture()
         >>> future.resolve(7)
@@ -440,16 +442,15 @@ class APIFuture(Future[T]):
         7
         """
         self._note_look()
-        if not self.done():
-            self._refuse_foreign_wait()
-            from tinker_sync.runtime.awaiting import AwaitTimeout, wait_for_end
+        self._refuse_foreign_wait()
+        from tinker_sync.runtime.awaiting import AwaitTimeout, wait_for_end
 
-            try:
-                await wait_for_end(self, timeout)
-            finally:  # a cancel of the task may end the wait too
-                self._note_look(self.done())
-            if not self.done():
-                raise AwaitTimeout(self._describe_wait(timeout))
+        try:
+            await wait_for_end(self, timeout)  # also if it has ended, so that a fast server starves no task
+        finally:  # a cancel of the task may end the wait too
+            self._note_look(self.done())
+        if not self.done():
+            raise AwaitTimeout(self._describe_wait(timeout))
         try:
             return self._get()
         finally:
