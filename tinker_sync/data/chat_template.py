@@ -247,7 +247,7 @@ def to_plain(value: Any) -> Any:
     """
     if value is None or type(value) in (str, int, float, bool):
         return value
-    if isinstance(value, Mapping):
+    if type(value) is dict or isinstance(value, Mapping):
         return {to_plain(key): to_plain(item) for key, item in value.items()}
     if isinstance(value, list):
         return [to_plain(item) for item in value]
@@ -274,7 +274,9 @@ def _unpack(value: Any) -> Any:
 
 @lru_cache(_KEPT)
 def _compile(template: str, marked: bool) -> Template:
-    return _make_environment(marked).from_string(template)
+    compiled = _make_environment(marked).from_string(template)
+    compiled.globals = dict(compiled.globals)  # each rendering reads all of them, slowly from a chain of maps
+    return compiled
 
 
 @lru_cache(None)

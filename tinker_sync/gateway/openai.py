@@ -108,8 +108,8 @@ def read_stop(given: Any, name: str = "stop") -> list[str]:
 
 
 def _read_common(tree: Mapping[str, Any], limit: str) -> Asked:
-    for name, harmless in _UNSERVED.items():
-        if tree.get(name) is not None and tree[name] not in harmless:
+    for name in _UNSERVED.keys() & tree.keys():
+        if tree[name] is not None and tree[name] not in _UNSERVED[name]:
             raise InvalidInputError(f"{name}: the sampler has no such setting; leave it out")
     n = 1 if tree.get("n") is None else tree["n"]
     if type(n) is not int or n < 1:
