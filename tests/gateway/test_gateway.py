@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import os
 import random
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.agents import Agent, Sampled
+from support.agents import Agent, Sampled, Scripted
 from support.chat_templates import ADD, TAGGED, THINKING
 
 from tinker_sync import (
     ConfigurationError,
     InvalidInputError,
-    SampledSequence,
-    SampleResponse,
     SamplingClient,
     SamplingParams,
     ServiceClient,
-    get_tokenizer,
 )
 from tinker_sync.gateway import Gateway, Trajectory, read_exchanges, to_trajectories
 
@@ -105,27 +102,6 @@ def test_results_of_tools_have_no_weight(sampling: SamplingClient) -> None:
         assert len(trajectory.datum(1.0).loss_fn_inputs["advantages"].to_numpy().nonzero()[0]) == sum(
             len(turn.tokens) for turn in trajectory.turns
         )
-
-
-class Scripted:
-    """A sampler whose answers are these texts, sampled letter by letter."""
-
-    def __init__(self, *texts: str) -> None:
-        self._texts = iter(texts)
-
-    def sample(self, *_: Any, **__: Any) -> Future[SampleResponse]:
-        tokens = [self.get_tokenizer().encode(letter)[0] for letter in next(self._texts)]
-        future: Future[SampleResponse] = Future()
-        future.set_result(
-            SampleResponse([SampledSequence("stop", None, [*tokens, 2], [-1.0] * (len(tokens) + 1))])
-        )
-        return future
-
-    def get_tokenizer(self) -> Any:
-        return get_tokenizer("tinker-sync/tiny")
-
-    def get_base_model(self) -> str:
-        return "scripted"
 
 
 def test_reasoning_that_an_agent_drops_stays_in_the_tokens() -> None:

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support.agents import Sampled
-from support.chat_templates import ADD
+from support.agents import Sampled, Scripted
+from support.chat_templates import ADD, TAGGED
 
 from tinker_sync.gateway import Gateway
 
@@ -63,17 +63,22 @@ def by_anthropic(gateway: Gateway, label: str) -> str:
         return str(final.content[0].text)
 
 
-def by_pydantic_ai(gateway: Gateway, label: str) -> str:
+def run_pydantic_ai(gateway: Gateway, label: str, **options: Any) -> Any:
+    """Return the result of an agent of pydantic-ai with these options."""
     ai, openai = pytest.importorskip("pydantic_ai"), pytest.importorskip("openai")
     models = importlib.import_module("pydantic_ai.models.openai")
     providers = importlib.import_module("pydantic_ai.providers.openai")
 
-    async def run() -> str:
+    async def run() -> Any:
         async with openai.AsyncOpenAI(base_url=gateway.openai_base_url(label), api_key="any") as client:
             model = models.OpenAIChatModel("any", provider=providers.OpenAIProvider(openai_client=client))
-            return str((await ai.Agent(model, tools=[add]).run(QUESTION)).output)
+            return (await ai.Agent(model, **options).run(QUESTION)).output
 
     return asyncio.run(run())
+
+
+def by_pydantic_ai(gateway: Gateway, label: str) -> str:
+    return str(run_pydantic_ai(gateway, label, tools=[add]))
 
 
 PACKAGES: dict[str, Callable[[Gateway, str], str]] = {
@@ -99,14 +104,27 @@ def test_a_package_uses_a_tool(package: str, request: pytest.FixtureRequest, led
     ]
 
 
+def test_pydantic_ai_gets_a_model_as_the_result() -> None:
+    """It forces a call of its tool for the result, and asks again if the model says something else."""
+    ai, pydantic = pytest.importorskip("pydantic_ai"), pytest.importorskip("pydantic")
+    kind = pydantic.create_model("Sum", total=(int, ...))
+    call = '<tool_call>{"name": "final_result", "arguments": {"total": 7}}</tool_call>'
+    with Gateway(Scripted("It is 7.", call, '{"total": 7}'), chat_template=TAGGED) as gateway:
+        for label, wanted, turns in (("tool", kind, 2), ("schema", ai.NativeOutput(kind), 1)):
+            assert run_pydantic_ai(gateway, label, output_type=wanted).total == 7
+            [trajectory] = gateway.trajectories(label)
+            assert len(trajectory.turns) == turns
+            trajectory.datum(1.0)
+
+
 def test_errors_are_those_of_the_package(gateway: Gateway) -> None:
     openai = pytest.importorskip("openai")
     with openai.OpenAI(base_url=gateway.openai_base_url(), api_key="any") as client:
-        with pytest.raises(openai.BadRequestError, match="response_format"):
+        with pytest.raises(openai.BadRequestError, match="logit_bias"):
             client.chat.completions.create(
                 model="any",
                 messages=[{"role": "user", "content": "a"}],
-                response_format={"type": "json_object"},
+                logit_bias={"5": 1},
             )
         with pytest.raises(openai.NotFoundError):
             client.embeddings.create(model="any", input="a")

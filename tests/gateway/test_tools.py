@@ -6,8 +6,9 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from support.agents import Agent, Sampled, events
-from support.chat_templates import ADD
+import pytest
+from support.agents import Agent, Sampled, Scripted, events
+from support.chat_templates import ADD, TAGGED
 
 from tinker_sync.gateway import Gateway
 
@@ -87,6 +88,58 @@ FORMS: dict[str, Callable[[Agent], str]] = {
     "anthropic": by_anthropic,
     "anthropic streamed": by_anthropic_streamed,
 }
+
+
+SCHEMA = {"type": "object", "properties": {"sum": {"type": "integer"}}}
+PLAIN: dict[str, Any] = {"messages": [{"role": "user", "content": QUESTION}]}
+FORCED: list[tuple[str, dict[str, Any], str]] = [
+    ("chat/completions", {"tools": [ADD], "tool_choice": "required"}, "tool_choice"),
+    (
+        "chat/completions",
+        {
+            "tools": [ADD],
+            "tool_choice": {"type": "function", "function": {"name": "add"}},
+            "parallel_tool_calls": False,
+        },
+        "tool_choice, parallel_tool_calls",
+    ),
+    ("chat/completions", {"response_format": {"type": "json_object"}}, "response_format"),
+    (
+        "chat/completions",
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "sum", "schema": SCHEMA}}},
+        "response_format",
+    ),
+    ("messages", {"tools": [TOOL], "tool_choice": {"type": "any"}}, "tool_choice"),
+    ("messages", {"tools": [TOOL], "tool_choice": {"type": "tool", "name": "add"}}, "tool_choice"),
+    (
+        "messages",
+        {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}},
+        "output_config.format",
+    ),
+]
+
+
+def test_what_nothing_enforces_is_left_to_the_model(caplog: pytest.LogCaptureFixture) -> None:
+    sampler = Scripted(*["7"] * (len(FORCED) + 3))
+    with Gateway(sampler, chat_template=TAGGED) as gateway, Agent(gateway) as agent:
+        for route, settings, named in FORCED:
+            agent.post(f"/v1/{route}", **PLAIN, **settings)
+            assert agent.headers["x-not-enforced"] == named
+            asked_for_json = json.dumps(SCHEMA) in sampler.prompts[-1]
+            assert asked_for_json == ("schema" in json.dumps(settings) and "tools" not in settings)
+        agent.post("/v1/chat/completions", **PLAIN, tools=[ADD], tool_choice="none")
+        assert "add" not in sampler.prompts[-1]
+        assert "x-not-enforced" not in agent.headers
+        # The schema is a part of the system's message, and the turns stay one datum.
+        chat: list[Any] = [{"role": "system", "content": "Be brief."}, *PLAIN["messages"]]
+        for _ in range(2):
+            agent.say(chat, response_format=FORCED[3][1]["response_format"])
+            chat.append({"role": "user", "content": "Sure?"})
+        assert sampler.prompts[-1].count("Be brief.") == sampler.prompts[-1].count("<|im_start|>system") == 1
+        [trajectory] = [each for each in gateway.trajectories() if len(each.turns) == 2]
+        trajectory.datum(1.0)
+    noted = [record.getMessage().partition(":")[0] for record in caplog.records]
+    assert noted == ["tool_choice", "parallel_tool_calls", "response_format", "output_config.format"]
 
 
 def test_a_tool_is_used_in_each_form(tool_user: Gateway, ledger: list[Sampled]) -> None:

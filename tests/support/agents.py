@@ -6,10 +6,12 @@ import http.client
 import json
 import re
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
+from tinker_sync import SampledSequence, SampleResponse, get_tokenizer
 from tinker_sync._base.clock import make_lock
 from tinker_sync.gateway import Gateway
 from tinker_sync.local.engine.host import Host
@@ -65,6 +67,29 @@ class Agent:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class Scripted:
+    """A sampler whose answers are these texts, sampled letter by letter."""
+
+    def __init__(self, *texts: str) -> None:
+        self._texts = iter(texts)
+        self.prompts: list[str] = []
+
+    def sample(self, prompt: Any, *_: Any, **__: Any) -> Future[SampleResponse]:
+        self.prompts.append(self.get_tokenizer().decode(prompt.to_ints()))
+        tokens = [self.get_tokenizer().encode(letter)[0] for letter in next(self._texts)]
+        future: Future[SampleResponse] = Future()
+        future.set_result(
+            SampleResponse([SampledSequence("stop", None, [*tokens, 2], [-1.0] * (len(tokens) + 1))])
+        )
+        return future
+
+    def get_tokenizer(self) -> Any:
+        return get_tokenizer("tinker-sync/tiny")
+
+    def get_base_model(self) -> str:
+        return "scripted"
 
 
 def events(text: str) -> list[Any]:

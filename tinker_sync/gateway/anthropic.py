@@ -8,7 +8,16 @@ from typing import Any, Final
 
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.gateway.exchanges import Answer, Asked
-from tinker_sync.gateway.openai import make_call, read_settings, read_stop, read_text, read_tools, take
+from tinker_sync.gateway.openai import (
+    ask_for_json,
+    force_tool,
+    make_call,
+    read_settings,
+    read_stop,
+    read_text,
+    read_tools,
+    take,
+)
 
 _KINDS: Final = {
     400: "invalid_request_error",
@@ -38,14 +47,22 @@ def read_message(tree: Mapping[str, Any]) -> Asked:
         asked.messages.append({"role": "system", "content": read_text(tree["system"], "system")})
     for index, each in enumerate(messages):
         asked.messages += _read_turn(each, f"messages[{index}]")
-    choice = (take(tree, "tool_choice", dict) or {}).get("type", "auto")
-    if choice not in ("auto", "none"):
+    chosen = take(tree, "tool_choice", dict) or {}
+    choice = chosen.get("type", "auto")
+    if choice not in ("auto", "none", "any", "tool"):
         raise InvalidInputError(
-            "tool_choice: expected 'auto' or 'none'; the sampler cannot force a call of a tool"
+            f"tool_choice.type: expected 'auto', 'none', 'any' or 'tool', got {choice!r:.100}"
         )
     tools = read_tools(tree)
     if tools and choice != "none":
         asked.tools = [_read_tool(each, f"tools[{index}]") for index, each in enumerate(tools)]
+    if choice in ("any", "tool"):
+        force_tool(asked, chosen.get("name") if choice == "tool" else None)
+    if chosen.get("disable_parallel_tool_use") is True and asked.tools:
+        asked.unenforced.append("disable_parallel_tool_use")
+    config = take(tree, "output_config", dict) or {}
+    if form := take(config, "format", dict, "output_config.") or take(tree, "output_format", dict):
+        ask_for_json(asked, form.get("type"), form.get("schema"), "output_config.format")
     return asked
 
 

@@ -35,6 +35,8 @@ class Asked:
     """Fields of `SamplingParams` that the request sets."""
     variables: dict[str, Any] = field(factory=dict)
     """Variables of the chat template."""
+    unenforced: list[str] = field(factory=list)
+    """Settings that the model may follow or not, because the server cannot restrict what it samples."""
 
 
 @frozen

@@ -26,6 +26,7 @@ from attrs import define
 
 from tinker_sync._base.clock import make_lock
 from tinker_sync._base.jsonl import append_line
+from tinker_sync._base.log import Log
 from tinker_sync._base.secret import Secret, is_loopback
 from tinker_sync.data.conversation import Conversation, Turn, cut_at
 from tinker_sync.errors import (
@@ -48,6 +49,8 @@ from tinker_sync.gateway.exchanges import (
 )
 from tinker_sync.gateway.http import PASSING, Connection, Gone, Refusal, Reply, Request, Server
 from tinker_sync.types import ModelInput, SampleResponse, SamplingParams
+
+_log = Log("tinker_sync.gateway")
 
 SHORTEST_REMOTE_KEY: Final = 16
 """The fewest characters of a key that other machines can try."""
@@ -149,6 +152,7 @@ class Gateway:
         self._used = 0  # guarded by _lock; the number of `use` calls
         self._known: OrderedDict[bytes, list[_Known]] = OrderedDict()  # guarded by _lock; by what was said
         self._exchanges: list[Exchange] = []  # guarded by _lock
+        self._noted: set[str] = set()  # guarded by _lock
         self._params = lru_cache(256)(self._make_params)
         self._host = host
         try:
@@ -351,13 +355,13 @@ class Gateway:
         asked = self._complete(openai.read_chat(tree))
         name = f"chatcmpl-{secrets.token_hex(12)}"
         prompt, answers = self._converse(asked, name, label, connection)
-        return Reply(openai.chat(name, tree, prompt, answers, self._tokenizer))
+        return Reply(openai.chat(name, tree, prompt, answers, self._tokenizer), headers=self._note(asked))
 
     def _anthropic_message(self, tree: dict[str, Any], label: str, connection: Connection) -> Reply:
         asked = self._complete(anthropic.read_message(tree))
         name = f"msg_{secrets.token_hex(12)}"
         prompt, [answer] = self._converse(asked, name, label, connection)
-        return Reply(anthropic.message(name, tree, prompt.length, answer))
+        return Reply(anthropic.message(name, tree, prompt.length, answer), headers=self._note(asked))
 
     def _anthropic_count(self, tree: dict[str, Any], label: str, _connection: Connection) -> Reply:
         conversation, known, _ = self._conversation(anthropic.read_message(tree), label)
@@ -396,6 +400,20 @@ class Gateway:
             ]
         )
         return Reply(openai.completion(name, tree, inputs, [each for _, each in answers], self._tokenizer))
+
+    def _note(self, asked: Asked) -> dict[str, str]:
+        """Return a header that names what nothing enforces, and log each such setting once."""
+        if not asked.unenforced:
+            return {}
+        for name in asked.unenforced:
+            with self._lock:
+                new = name not in self._noted
+                self._noted.add(name)
+            if new:
+                _log.warning(
+                    "%s: agents ask for it, but the model may do otherwise: nothing enforces it", name
+                )
+        return {"x-not-enforced": ", ".join(asked.unenforced)}
 
     def _complete(self, asked: Asked) -> Asked:
         asked.stop = asked.stop or self._stop

@@ -44,7 +44,6 @@ _UNSERVED: Final = {
     "functions": ([],),
     "logit_bias": ({},),
     "presence_penalty": (0,),
-    "response_format": ({"type": "text"},),
     "suffix": ("",),
 }
 _MOST_TOPK: Final = 20
@@ -144,11 +143,17 @@ def read_chat(tree: Mapping[str, Any]) -> Asked:
         raise InvalidInputError("messages: expected a list")
     asked.messages = [_read_message(each, f"messages[{index}]") for index, each in enumerate(messages)]
     choice = tree.get("tool_choice")
-    if choice not in (None, "auto", "none"):
-        raise InvalidInputError(
-            "tool_choice: expected 'auto' or 'none'; the sampler cannot force a call of a tool"
-        )
+    named = take(choice, "function", dict, "tool_choice.") if isinstance(choice, dict) else None
+    if named is None and choice not in (None, "auto", "none", "required"):
+        raise InvalidInputError(f"tool_choice: expected a word or a function, got {choice!r:.100}")
     asked.tools = read_tools(tree) if choice != "none" else None
+    if named is not None or choice == "required":
+        force_tool(asked, None if named is None else named.get("name"))
+    if tree.get("parallel_tool_calls") is False and asked.tools:
+        asked.unenforced.append("parallel_tool_calls")
+    if form := take(tree, "response_format", dict):
+        inner = take(form, "json_schema", dict, "response_format.") or {}
+        ask_for_json(asked, form.get("type"), inner.get("schema"), "response_format")
     asked.topk = _topk(tree.get("top_logprobs"), "top_logprobs") if tree.get("logprobs") else 0
     asked.variables = dict(take(tree, "chat_template_kwargs", dict) or {})
     if effort := take(tree, "reasoning_effort", str):
@@ -158,6 +163,53 @@ def read_chat(tree: Mapping[str, Any]) -> Asked:
         raise InvalidInputError(f"chat_template_kwargs: {', '.join(taken)} cannot be set by a request")
     take(tree, "stream_options", dict)
     return asked
+
+
+def force_tool(asked: Asked, name: Any = None) -> None:
+    """Note that the agent wants a call of a tool: of this one, or of any.
+
+    Raises:
+        InvalidInputError: there is no such tool.
+
+    >>> asked = Asked(tools=[{"type": "function", "function": {"name": "add"}}])
+    >>> force_tool(asked, "add"); asked.unenforced
+    ['tool_choice']
+    """
+    if not asked.tools:
+        raise InvalidInputError("tool_choice: a call needs tools")
+    functions = [tool.get("function") for tool in asked.tools]
+    if name is not None and name not in [each.get("name") for each in functions if isinstance(each, dict)]:
+        raise InvalidInputError(f"tool_choice: tools has no {name!r:.100}")
+    asked.unenforced.append("tool_choice")
+
+
+def ask_for_json(asked: Asked, kind: Any, schema: Any, where: str) -> None:
+    """Note that the agent wants JSON. Only the prompt can tell the model of its schema.
+
+    Raises:
+        InvalidInputError: the format is not known, or there is no schema.
+
+    >>> asked = Asked([{"role": "user", "content": "2 + 3?"}])
+    >>> ask_for_json(asked, "json_schema", {"type": "integer"}, "response_format")
+    >>> print(asked.messages[0]["content"])
+    Answer with JSON alone, which fits this schema:
+    {"type": "integer"}
+    """
+    if kind == "text":
+        return
+    if kind not in ("json_object", "json_schema"):
+        raise InvalidInputError(f"{where}.type: expected 'text' or JSON, got {kind!r:.100}")
+    asked.unenforced.append(where)
+    if kind == "json_object":  # the messages say so themselves, because OpenAI's API demands it
+        return
+    if not isinstance(schema, dict):
+        raise InvalidInputError(f"{where}: expected a schema, got {schema!r:.100}")
+    wish = f"Answer with JSON alone, which fits this schema:\n{json.dumps(schema, ensure_ascii=False)}"
+    if asked.messages and asked.messages[0]["role"] == "system":
+        first = asked.messages[0]
+        asked.messages[0] = {**first, "content": f"{first['content']}\n\n{wish}".lstrip()}
+    else:
+        asked.messages.insert(0, {"role": "system", "content": wish})
 
 
 def _read_message(given: Any, where: str) -> dict[str, Any]:
