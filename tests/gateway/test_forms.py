@@ -50,6 +50,18 @@ def test_settings_reach_the_sampler(gateway: Gateway) -> None:
         assert b"".join(bytes(score["bytes"]) for score in scores).decode() == choice["message"]["content"]
 
 
+def test_scores_have_the_octets_of_a_character_that_is_split_over_tokens() -> None:
+    text = "\u00e9\U0001f600"
+    with Gateway(Encoded(text)) as gateway, Agent(gateway) as agent:
+        [choice] = agent.chat(SUM, logprobs=True)["choices"]
+        assert choice["message"]["content"] == text
+        octets = [bytes(score["bytes"]) for score in choice["logprobs"]["content"][:-1]]
+        assert len(octets) > 2
+        assert b"".join(octets).decode() == text
+        shown = events(agent.chat(SUM, stream=True))[0]["choices"][0]["delta"]
+        assert shown["content"] == text
+
+
 def test_an_answer_ends_before_a_text(gateway: Gateway) -> None:
     with Agent(gateway) as agent:
         [choice] = agent.chat(SUM, temperature=0, stop=["=", "8"])["choices"]
@@ -241,6 +253,15 @@ class Slow:
 
     def get_base_model(self) -> str:
         return "slow"
+
+
+class Encoded(Slow):
+    """A sampler whose answers are this text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        tokens = [*self.get_tokenizer().encode(text), 2]
+        self.asked.set_result(SampleResponse([SampledSequence("stop", None, tokens, [-1.0] * len(tokens))]))
 
 
 def leave(gateway: Gateway, slow: Slow, agent: Agent) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -47,6 +48,14 @@ _UNSERVED: Final = {
     "suffix": ("",),
 }
 _MOST_TOPK: Final = 20
+# Vocabularies spell an octet as <0xE2>, or as a letter: a printable one as itself, the others from U+0100 on.
+_OCTET: Final = re.compile("<0x([0-9A-F]{2})>")
+_PRINTABLE: Final = (*range(33, 127), *range(161, 173), *range(174, 256))
+_OTHERS: Final = sorted(set(range(256)).difference(_PRINTABLE))
+_SPELLED: Final = {
+    **{chr(octet): octet for octet in _PRINTABLE},
+    **{chr(256 + place): octet for place, octet in enumerate(_OTHERS)},
+}
 _SETTINGS: Final = ("temperature", "top_p", "top_k", "seed")
 
 
@@ -322,12 +331,23 @@ def _scores(answer: Answer, tokenizer: Any) -> list[dict[str, Any]]:
 
     def score(token: int, logprob: float) -> dict[str, Any]:
         text = tokenizer.decode([token])
-        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+        return {"token": text, "logprob": logprob, "bytes": _octets_of(token, text, tokenizer)}
 
     return [
         {**score(token, logprob), "top_logprobs": [score(*each) for each in row or ()]}
         for token, logprob, row in zip(sequence.tokens, sequence.logprobs or (), rows, strict=True)
     ]
+
+
+def _octets_of(token: int, text: str, tokenizer: Any) -> list[int] | None:
+    """Return the octets of a token, which may be a part of a character, or None if they are not known."""
+    if "\ufffd" not in text:
+        return list(text.encode())
+    spelled = str(tokenizer.convert_ids_to_tokens(token))
+    if found := _OCTET.fullmatch(spelled):
+        return [int(found[1], 16)]
+    octets = [_SPELLED[letter] for letter in spelled if letter in _SPELLED]
+    return octets if len(octets) == len(spelled) else None
 
 
 def _chat_events(
