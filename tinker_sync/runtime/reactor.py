@@ -489,10 +489,11 @@ class Reactor:
                 thread, it may be called on this thread, or on the thread that calls `close`.
         """
         ticket = Ticket(self, on_done, call)
-        multiplexes = self._http.multiplexes
+        limit = self._max_open
+        if self._open >= limit and self._http.multiplexes:
+            limit = self._max_multiplexed
         with self._lock:
             closed = self._closed
-            limit = self._max_multiplexed if multiplexes else self._max_open
             begin = not closed and self._open < limit
             if begin:
                 self._open += 1
