@@ -189,6 +189,11 @@ OVER_A_NETWORK = {
         (Bound("wall_s", "wall, s"), Bound("cpu_s", "CPU, s", 1 / 2)), 1024, 1024,
         network=Network(0, bytes_per_s=20e6),
     ),
+    "zstd": Scenario(
+        "the same, from a server that takes compressed passes", "_clients.py", "pass",
+        (Bound("wall_s", "wall, s"), Bound("cpu_s", "CPU, s")), 1024, 1024,
+        config={"proto_compress_fwdbwd": True}, network=Network(0, bytes_per_s=20e6),
+    ),
 }  # fmt: skip
 
 # From a server that offers HTTP/2: the reference speaks it, and this client with the extra `http2`.

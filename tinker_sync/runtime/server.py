@@ -42,8 +42,10 @@ from tinker_sync.runtime.samples import SubmitPolicy
 from tinker_sync.runtime.session import Session
 from tinker_sync.runtime.workers import WorkerPools
 from tinker_sync.transport.call import Call, Reply
+from tinker_sync.transport.uplink import Uplink
 from tinker_sync.types.future import QueueState
 from tinker_sync.types.service import ClientConfigRequest, ClientDynamicConfigResponse
+from tinker_sync.wire import zstd
 
 if TYPE_CHECKING:
     from tinker_sync.runtime.client import Connection, Lifecycle
@@ -73,6 +75,8 @@ class Machinery(NamedTuple):
     admission: Admission
     policy: SubmitPolicy
     train_bytes: Quota
+    uplink: Uplink | None
+    """None if bodies are not compressed."""
 
 
 class Server:
@@ -249,7 +253,8 @@ class Server:
         policy = SubmitPolicy(self.connection.caller.judge, billing)
         train_bytes = Quota(min(config.fwdbwd_dispatch_bytes_semaphore_size, _TRAIN_BYTES))
         self.lifecycle.gate = gate
-        return Machinery(facts, billing, polls, admission, policy, train_bytes)
+        uplink = Uplink() if facts.dialect.zstd and zstd.is_available() else None
+        return Machinery(facts, billing, polls, admission, policy, train_bytes, uplink)
 
     def _introduce(self, deadline_at: float) -> ServerFacts:
         if self._facts is not None:

@@ -77,7 +77,6 @@ from tinker_sync.types.training import (
 )
 from tinker_sync.types.weights import LoadWeightsRequest
 from tinker_sync.wire import json as wire_json
-from tinker_sync.wire import zstd
 from tinker_sync.wire.adapt import (
     fit,
     json_body,
@@ -87,6 +86,8 @@ from tinker_sync.wire.proto.codec import Buffers, varint
 
 if TYPE_CHECKING:
     from tinker_sync.runtime.client import ClientRuntime
+    from tinker_sync.runtime.server import Machinery
+    from tinker_sync.transport.uplink import Uplink
     from tinker_sync.types.weights import SaveWeightsResponse
     from tinker_sync.wire.dialect import Dialect
     from tinker_sync.wire.proto import requests
@@ -597,6 +598,7 @@ class TrainingRequest:
         size: the size of a chunk in bytes; 0 for other requests, to which the limit on bytes does not apply.
         content_type: the type of the body.
         headers: further headers.
+        compressible: True until it is decided whether the body is compressed.
         deadline_at: the time of the clock at which to give up.
         made_at: the time of the clock at which the request is made.
         key: the idempotency key; None before the first send.
@@ -612,6 +614,7 @@ class TrainingRequest:
     size: int = field(kw_only=True)
     content_type: str = field(kw_only=True)
     headers: Mapping[str, str] = field(factory=dict, kw_only=True)
+    compressible: bool = field(default=False, kw_only=True)
     deadline_at: float = field(kw_only=True)
     made_at: float = field(kw_only=True)
     sdk_method: str = field(factory=current, init=False)
@@ -679,12 +682,12 @@ def submit(
         if not may_send():
             return
         request.future._mark_sending()
-        make = partial(_make_call, runtime, request, number, machinery.facts.dialect)
+        make = partial(_make_call, runtime, request, number, machinery)
         if request.size > QUICK_BYTES:  # it may be compressed now
             call = yield from server.flows.on_worker(runtime.pools.send, make)
         else:
             call = make()
-        request_id = yield from _until_accepted(runtime, request, call)
+        request_id = yield from _until_accepted(runtime, request, call, machinery.uplink)
     except TinkerError as error:
         known = server.closed_or(error) if isinstance(error, APIConnectionError) else error
         raise _fate(request, known, call, keeps_numbers=keeps_numbers)  # noqa: B904  # it has a cause
@@ -715,7 +718,7 @@ def _too_late(request: TrainingRequest, clock: Clock) -> DeadlineError:
     )
 
 
-def _make_call(runtime: ClientRuntime, request: TrainingRequest, number: int, dialect: Dialect) -> Call:
+def _make_call(runtime: ClientRuntime, request: TrainingRequest, number: int, machinery: Machinery) -> Call:
     """Return the call that sends a request under its number.
 
     Raises:
@@ -723,6 +726,11 @@ def _make_call(runtime: ClientRuntime, request: TrainingRequest, number: int, di
     """
     try:
         body = request.bytes_for(number)
+        if request.compressible and machinery.uplink is not None:
+            request.compressible = False  # decided once, because each try sends the same bytes
+            packed = machinery.uplink.compressed(body)
+            if packed is not None:
+                body, request.headers = packed, {"Content-Encoding": "zstd", **request.headers}
     except MemoryError as error:
         raise NotTaken(error) from error
     if request.unanswered:
@@ -736,13 +744,15 @@ def _make_call(runtime: ClientRuntime, request: TrainingRequest, number: int, di
         headers=request.headers,
         content_type=request.content_type,
         deadline_s=None if math.isinf(left_s) else left_s,
-        dialect=dialect,
+        dialect=machinery.facts.dialect,
         idempotency_key=request.key,
         sdk_method=request.sdk_method,
     )
 
 
-def _until_accepted(runtime: ClientRuntime, request: TrainingRequest, call: Call) -> Flow[str]:
+def _until_accepted(  # noqa: C901  # each outcome has its answer
+    runtime: ClientRuntime, request: TrainingRequest, call: Call, uplink: Uplink | None
+) -> Flow[str]:
     """Send a call, again and again if need be, and return the id that the server has given to the request."""
     server, clock, caller = runtime.server, runtime.clock, runtime.connection.caller
     limit_s = runtime.settings.deadline_s
@@ -751,6 +761,7 @@ def _until_accepted(runtime: ClientRuntime, request: TrainingRequest, call: Call
         give_up_at = clock.now() + limit_s
     tries = caller.tries(call)
     while True:
+        began_s = clock.now()
         outcome = yield tries.next_try()
         if (cause := own_failure(outcome)) is not None:
             raise tries.explained(cause)
@@ -759,6 +770,8 @@ def _until_accepted(runtime: ClientRuntime, request: TrainingRequest, call: Call
             if isinstance(found, Reply):
                 request_id, _ = read_promise(request.endpoint, found, runtime.connection.secrets)
                 if runtime.lifecycle.accept(request.future, request_id):
+                    if uplink is not None:
+                        uplink.note(len(call.body or b""), began_s, clock.now())
                     return request_id
                 raise foreign_promise(request.endpoint, found, request_id)
         except APIResponseValidationError as error:
@@ -910,12 +923,12 @@ def _encode_pass(
         buffers = requests.encode_forward_backward_request(
             ForwardBackwardRequest(given, model_id), forward_only=forward_only
         )
-        compressed = dialect.zstd and zstd.is_available()
         return {
             "endpoint": "forward_backward",
-            "encoded": partial(number_proto, buffers, compressed),
+            "encoded": partial(number_proto, buffers),
             "content_type": PROTOBUF,
-            "headers": {"Content-Encoding": "zstd", **extra.headers} if compressed else extra.headers,
+            "compressible": True,
+            "headers": extra.headers,
         }
     kind: type[Any] = ForwardRequest if forward_only else ForwardBackwardRequest
     return {
@@ -935,13 +948,10 @@ def leave_unnumbered(body: bytes, _number: int) -> bytes:
     return body
 
 
-def number_proto(buffers: Buffers, compressed: bool, number: int) -> bytes | PiecedBody:
+def number_proto(buffers: Buffers, number: int) -> bytes | PiecedBody:
     """Return a protobuf body with its number.
 
     A small body becomes one piece, so that it is sent in one packet with the HTTP head.
     """
     pieces = [*buffers.pieces, _SEQ_ID_TAG, varint(number)]
-    if compressed:
-        body = PiecedBody(pieces)
-        return zstd.compress(body, len(body))
     return b"".join(pieces) if buffers.size <= _SMALL_BYTES else PiecedBody(pieces)

@@ -7,6 +7,7 @@
     request                one request to one address: its headers, also encoded as bytes (its head)
     pools                  open connections, kept for reuse
     body                   a large body in pieces, sent in blocks without a copy of the whole
+    uplink                 whether it pays to compress such bodies, by the speed of the line
     content                compressed bodies
     session                the user's `requests.Session`: proxies, certificates, headers, cookies
     auth, tokens, credential_command   the key, and tokens in exchange for it

@@ -25,7 +25,7 @@ class ClientConfigResponse(Model):
         sample_dispatch_bytes_semaphore_size: the limit on bytes of sample requests in flight at once.
         inflight_response_bytes_semaphore_size: the limit on bytes of results fetched at once.
         parallel_fwdbwd_chunks: send the chunks of one pass side by side.
-        proto_compress_fwdbwd: compress the bodies of passes.
+        proto_compress_fwdbwd: the bodies of passes may be compressed.
         fwdbwd_max_chunk_len: the most examples in a chunk.
         fwdbwd_max_chunk_bytes_count: most bytes of a chunk, by estimate.
         fwdbwd_dispatch_bytes_semaphore_size: the limit on bytes of passes in flight at once.

@@ -141,7 +141,7 @@ class Dialect:
     protobuf: bool
     """True if bodies of `forward_backward` are protobuf; else they are JSON. Results carry a content type."""
     zstd: bool = False
-    """True if bodies of `forward_backward` are compressed."""
+    """True if bodies of `forward_backward` may be compressed."""
     vendor: bool = False
     client_config: bool = True
     dynamic_config: bool | None = None

@@ -42,6 +42,15 @@ def is_available() -> bool:
     return _module() is not None if sys.version_info >= (3, 14) else find_spec("zstandard") is not None
 
 
+def load() -> None:
+    """Load the library now, which takes ten milliseconds. Use it only if `is_available()`.
+
+    >>> if is_available():
+    ...     load()
+    """
+    _module()
+
+
 def compress(pieces: Iterable[Any], size: int) -> bytes:
     """Compress pieces of `size` bytes in all into one frame. Use it only if `is_available()`.
 
