@@ -229,13 +229,13 @@ def test_a_body_in_tiny_chunks_takes_little_more_than_its_size() -> None:
     chunks = b"2\r\nab\r\n" * 1000
     tracemalloc.start()
     try:
-        for _ in range(100):
+        for _ in range(10):
             parser.feed(chunks)
-        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+        assert tracemalloc.get_traced_memory()[1] < 100_000
     finally:
         tracemalloc.stop()
     parser.feed(b"0\r\n\r\n")
-    assert parser.body() == b"ab" * 100_000
+    assert parser.body() == b"ab" * 10_000
 
 
 def test_it_asks_for_as_much_as_is_missing() -> None:
