@@ -117,6 +117,15 @@ class TestAtOnce:
             assert client.future() is client
             assert client.exception() is None
 
+    def test_a_wait_that_runs_out_names_the_request(self) -> None:
+        with world() as (stub, service):
+            client = service.create_lora_training_client("stub/model").result(PATIENCE_S)
+            with held(stub, "/retrieve_future"):
+                stepped = client.optim_step(STEP)
+                until(lambda: stepped.status().state == "waiting")
+                with pytest.raises(TimeoutError, match=rf"\(waiting, request {stepped.request_id}\)"):
+                    stepped.result(timeout=0)
+
     def test_six_creations_are_under_way_together(self) -> None:
         everybody = threading.Event()
         seen: list[int] = []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
@@ -14,7 +13,7 @@ from typing import Any
 
 import pytest
 from support.crowd import until
-from support.raising import raising
+from support.raising import raising, refuse_threads
 from support.scripts import Script
 from support.tinker_stub import Answer, Stub
 
@@ -22,6 +21,7 @@ from tinker_sync import as_completed, types
 from tinker_sync._base.clock import Wake
 from tinker_sync.clients.service import ServiceClient
 from tinker_sync.errors import ExperimentalWarning, RequestFailedError
+from tinker_sync.lib.names import AwaitableConcurrentFuture
 from tinker_sync.runtime.futures import APIFuture
 
 PATIENCE_S = 120.0
@@ -93,14 +93,7 @@ def test_unread_failures_of_transfers_and_of_calls_for_many_checkpoints_are_logg
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    start = threading.Thread.start
-
-    def start_others(thread: threading.Thread) -> None:
-        if thread.name.startswith("tinker-bulk"):
-            raise RuntimeError("can't start new thread")
-        start(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", start_others)
+    refuse_threads(monkeypatch, "tinker-bulk")
     path = "tinker://run/weights/a"
     stub.script("/training_runs/run/checkpoints/weights/a/archive", Answer(404, {"detail": "none"}))
     rest = service.create_rest_client()
@@ -132,8 +125,9 @@ async def _awaited(future: APIFuture[Any]) -> None:
         lambda future: future.exception(PATIENCE_S),
         lambda future: future.add_done_callback(lambda _: None),
         lambda future: asyncio.run(_awaited(future)),
+        lambda future: AwaitableConcurrentFuture(future).result(PATIENCE_S),
     ],
-    ids=["result", "exception", "callback", "await"],
+    ids=["result", "exception", "callback", "await", "wrapper"],
 )
 def test_a_failure_that_was_looked_at_is_not_logged(
     stub: Stub, service: ServiceClient, logged: Callable[[], list[str]], look: Callable[[Any], Any]

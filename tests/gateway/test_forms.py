@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 from support.agents import WAIT_S, Agent, events
 from support.chat_templates import ADD, TAGGED
+from support.raising import refuse_threads
 from support.values import for_each
 
 from tinker_sync import (
@@ -221,16 +222,9 @@ def test_broken_http_ends_with_a_status(gateway: Gateway, octets: bytes, status:
 def test_an_agent_without_a_thread_leaves_the_endpoint_open_for_others(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    start = threading.Thread.start
-
-    def start_others(thread: threading.Thread) -> None:
-        if thread.name == "tinker-gateway-agent":
-            raise RuntimeError("can't start new thread")
-        start(thread)
-
     address = urlsplit(gateway.url)
     with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", start_others)
+        refuse_threads(patch, "tinker-gateway-agent")
         with socket.create_connection((address.hostname, address.port), timeout=WAIT_S) as client:
             assert client.recv(1) == b""
     with Agent(gateway) as agent:

@@ -133,9 +133,8 @@ class TestARealFuture:
 class TestWaitingNeverCancels:
     def test_a_wait_that_runs_out_leaves_the_future_usable(self) -> None:
         future = APIFuture[int]()
-        future._mark_accepted("req-1")
         for wait in (future.result, future.exception):
-            with pytest.raises(TimeoutError, match="waiting, request req-1") as caught:
+            with pytest.raises(TimeoutError, match="queued") as caught:
                 wait(0)
             assert isinstance(caught.value, concurrent.futures.TimeoutError)
         assert not future.cancelled()
