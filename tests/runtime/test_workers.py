@@ -322,8 +322,8 @@ def at_opcode(number: int, handler: Callable[[], object]) -> Iterator[list[int]]
 
 
 def test_a_thread_that_is_woken_as_its_time_ends_takes_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    pool = Workers("send", max_threads=1)
-    real_lock, jobs = threading.Lock, [lambda: None]
+    real_lock, held, over = threading.Lock, Held(), threading.Event()
+    jobs = [over.set]
 
     class Ready:
         """A lock whose wait runs out just before another thread releases it."""
@@ -340,11 +340,14 @@ def test_a_thread_that_is_woken_as_its_time_ends_takes_the_job(monkeypatch: pyte
         def release(self) -> None:
             self.lock.release()
 
-    with monkeypatch.context() as patch:
-        patch.setattr(threading, "Lock", Ready)
-        assert pool._next_entry() is not None
-    assert pool._idle == []
-    pool.close()
+    with Workers("send", max_threads=1) as pool:
+        pool.run(held)
+        held.await_begun(1)
+        with monkeypatch.context() as patch:
+            patch.setattr(threading, "Lock", Ready)  # the thread of the pool alone makes one
+            held.go_on.set()
+            assert over.wait(PATIENCE_S)
+        assert pool.submit(threading.current_thread).result(PATIENCE_S) is held.threads[0]
 
 
 def test_a_job_that_comes_while_the_last_thread_leaves_is_done() -> None:
