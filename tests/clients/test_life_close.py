@@ -339,8 +339,12 @@ def test_a_client_that_failed_to_start_leaves_nothing() -> None:
         service.create_sampling_client(base_model="m").result()
     runtime = weakref.ref(service.holder)
     del service
-    gc.collect()
-    until(lambda: runtime() is None)  # the thread that tried to start it drops it a moment after the failure
+
+    def is_gone() -> bool:
+        gc.collect()  # again, because the thread that tried to start it drops it a moment after the failure
+        return runtime() is None
+
+    until(is_gone)
     until(lambda: our_threads() == set())
 
 
