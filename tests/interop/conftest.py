@@ -31,7 +31,7 @@ _everything = {path.name for path in Path(__file__).parent.glob("*.py")}
 collect_ignore = [] if importlib.util.find_spec("tinker") else sorted(_everything - _WITHOUT_IT)
 collect_ignore.append("cookbook_script.py")  # a program, which imports the cookbook
 if not importlib.util.find_spec("tinker_cookbook"):
-    collect_ignore += ["test_cookbook_oracle.py", "test_merge_oracle.py"]
+    collect_ignore += ["test_cookbook_oracle.py", "test_cookbook_suite.py", "test_merge_oracle.py"]
 
 
 _remarks: list[str] = []
