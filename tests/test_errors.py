@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import inspect
 import json
 import pickle
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -90,6 +92,18 @@ def test_every_error_has_an_instance_here() -> None:
         value for name, value in vars(errors).items() if name in errors.__all__ and inspect.isclass(value)
     }
     assert {cls for cls in public if issubclass(cls, TinkerError)} == made
+
+
+def test_no_error_has_a_private_name() -> None:
+    """The last line of a traceback begins with the name."""
+    found = [
+        node
+        for path in Path(errors.__file__).parent.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef) and {ast.unparse(base) for base in node.bases} & {*errors.__all__}
+    ]
+    assert len(found) > 30
+    assert [node.name for node in found if node.name.startswith("_")] == []
 
 
 def test_a_subclass_of_a_user_with_another_constructor_survives() -> None:

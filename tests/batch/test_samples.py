@@ -270,6 +270,7 @@ def test_a_restart_samples_the_rest_and_yields_all(tmp_path: Path) -> None:
     assert sorted(line["index"] for line in lines(path)) == [0, 1, 2, 3, 4]
     assert list(start(third := ByHand(), prompts, save_to=path))
     assert third.prompts == []
+    assert path.stat().st_mode & 0o111 == 0
 
 
 def test_what_arrives_is_in_the_file_before_its_item_and_after_leaving(tmp_path: Path) -> None:

@@ -134,6 +134,25 @@ def test_a_bar_counts_and_names_failures(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "failed=1" in last
 
 
+def test_the_switch_of_tqdm_turns_its_bars_off() -> None:
+    """Such a bar has no counts, and tqdm reads its variables once, when it is loaded."""
+    code = (
+        "import io, sys\n"
+        "from tinker_sync.batch.waiting import ProgressBar\n"
+        "sys.stderr = io.StringIO()\n"
+        "sys.stderr.isatty = lambda: True\n"
+        "bar = ProgressBar(True, 3, 'samples')\n"
+        "bar.skip(), bar.advance(failed=True), bar.close()\n"
+        "print(repr(sys.stderr.getvalue()))\n"
+    )
+    environment = {**os.environ, "TQDM_DISABLE": "1"}
+    made = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert (made.stdout.strip(), made.stderr) == ("''", "")
+
+
 @pytest.mark.parametrize("word", ["0", "false", "no", "OFF"])
 def test_one_switch_turns_every_bar_off(word: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TINKER_PROGRESS", word)

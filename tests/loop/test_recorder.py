@@ -43,13 +43,14 @@ def test_a_line_has_metrics_timings_and_usage_of_its_step(tmp_path: Path) -> Non
         clock.advance(0.5)
         made.log(0, passed, OptimStepResponse(metrics=None), reward=np.float32(0.5), note=None)
         clock.advance(1.0)
-        made.log(1, {"loss": float("nan")})
+        made.log(np.int64(1), {"loss": float("nan")})  # type: ignore[arg-type]
         first, second = lines(made.path)  # both are there before it is closed
     assert {name: first[name] for name in ("step", "loss:sum", "reward", "step_s", "call_s", "tokens")} == {
         "step": 0, "loss:sum": 3.0, "reward": 0.5, "step_s": 2.5, "call_s": 2.0,
         "tokens": {"trained": 4, "sampled": 2},
     }  # fmt: skip
-    assert (second["loss"], second["step_s"], second["tokens"]) == (None, 1.0, {"sampled": 1})
+    assert (second["step"], second["loss"], second["step_s"]) == (1, None, 1.0)
+    assert second["tokens"] == {"sampled": 1}
     assert "call_s" not in second
 
 

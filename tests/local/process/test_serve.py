@@ -106,6 +106,28 @@ def test_clients_find_the_key_of_every_loopback_address(tmp_path: Path, host: st
     assert _embedded.find_key(url) is None
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="sets the limits of another process")
+def test_a_server_without_free_files_says_so_once_and_goes_on(tmp_path: Path) -> None:
+    import resource
+
+    with served("--data-dir", tmp_path / "data") as (process, url):
+        place = ("127.0.0.1", int(url.rpartition(":")[2]))
+        limit = len(list(Path(f"/proc/{process.pid}/fd").iterdir())) + 5
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (limit, limit))
+        lines = [socket.create_connection(place) for _ in range(20)]
+        while "no connection can be accepted: Too many open files" not in process.stderr.readline():
+            assert process.poll() is None
+        for line in lines:
+            line.close()
+        with socket.create_connection(place) as line:
+            line.settimeout(PATIENCE_S)
+            line.sendall(b"GET /api/v1/healthz HTTP/1.1\r\nHost: h\r\n\r\n")
+            assert line.recv(1000).startswith(b"HTTP/1.1 200")
+        code, _, errors = ended(process, signal.SIGTERM)
+        assert code == 0
+        assert len(errors.splitlines()) < 5
+
+
 def test_a_key_that_other_machines_can_guess_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"key: .*at least 16 characters"):
         serve(host="0.0.0.0", allow_remote=True, key="k", data_dir=tmp_path / "data")

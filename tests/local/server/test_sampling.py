@@ -251,6 +251,28 @@ def test_an_inflight_save_moves_the_older_inflight_samplers_and_no_snapshot(serv
     assert run.scores(later_snapshot) == after
 
 
+def test_an_inflight_save_looks_at_all_samplers_a_few_times_only(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program may make a sampler at each step, and the event loop serves all calls meanwhile."""
+    looks = 0
+
+    class Counting(dict[str, Any]):
+        def values(self) -> Any:
+            nonlocal looks
+            looks += 1
+            return super().values()
+
+    run = Run(server)
+    monkeypatch.setattr(server.app.service, "samplers", Counting())
+    for count in (2, 20):
+        for _ in range(count):
+            run.save("inflight")
+        looks = 0
+        run.save("inflight")
+        assert 0 < looks <= 3
+
+
 def test_models_do_not_move_the_samplers_of_each_other(server: Running) -> None:
     one, other = Run(server), Run(server)
     one.learn()

@@ -113,7 +113,7 @@ class CheckpointArchiveUrl:
         return f"CheckpointArchiveUrl(url='{self.url.partition('?')[0]}…', expires={self.expires!r})"
 
 
-class _TraceFailed(TinkerError, RuntimeError):
+class TraceFailedError(TinkerError, RuntimeError):
     """The error for a trace that the server could not write.
 
     It is also a RuntimeError, which the reference client raises.
@@ -1165,6 +1165,6 @@ def _trace_url(reply: Reply, secrets: Callable[[], Iterable[Secret]]) -> str | N
         return None
     if state == "failed":
         why = mask_text(str(tree.get("error") or "no reason given"), secrets())
-        raise _TraceFailed(f"the server could not write the trace: {why}")
+        raise TraceFailedError(f"the server could not write the trace: {why}")
     odd = WireError(f"unknown state of a trace: {short_repr(state)}", path="$.status")
     raise odd_answer(row, reply, odd, secrets) from odd
