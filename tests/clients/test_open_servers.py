@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -431,6 +432,16 @@ def test_an_unknown_base_model_is_reported(stub: OpenServer, caplog: pytest.LogC
     assert len(said) == 1
     assert "'other/model'" in said[0]
     assert "it lists stub/model" in said[0]
+
+
+def test_models_without_names_are_not_compared(caplog: pytest.LogCaptureFixture) -> None:
+    """Some servers list their models with ids of their own and no names."""
+    server = open_servers.TxLike()
+    server.lists_models = (None, None)  # type: ignore[assignment]
+    with StubServer(server) as stub, service(stub) as client:
+        client.create_lora_training_client("stub/model").result()
+        stub.await_asked("/get_server_capabilities")
+    assert [text for _, level, text in caplog.record_tuples if level >= logging.WARNING] == []
 
 
 @pytest.mark.parametrize("published", [True, False])
