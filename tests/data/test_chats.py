@@ -213,6 +213,24 @@ def test_turns_that_are_encoded_from_a_special_token_on_have_the_same_tokens(
     assert refused
 
 
+def test_a_long_chat_is_encoded_in_parts_of_a_few_turns(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To encode each turn from the beginning of the chat took 38 seconds for 200 turns."""
+    turns = 40
+    chat = [{"role": role, "content": "hello world"} for _ in range(turns) for role in ("user", "assistant")]
+    lengths: list[int] = []
+    encode = tokenizer.encode
+
+    def counting(text: str, **options: Any) -> Any:
+        lengths.append(len(text))
+        return encode(text, **options)
+
+    monkeypatch.setattr(tokenizer, "encode", counting)
+    assert len(trained(from_chat(chat, tokenizer, chat_template=CHATML), tokenizer)) == turns
+    assert sum(lengths) < 200 * turns
+
+
 def test_chat_training_learns() -> None:
     with LocalServer() as server, server.service() as service:
         training = service.create_lora_training_client(tiny.NAME, rank=4).result()
