@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import gc
 import io
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -62,6 +64,22 @@ def test_checkpoint_info(run: Run, world: World) -> None:
     missing = run("checkpoint", "info", f"tinker://{RUN}/weights/none")
     assert (missing.code, missing.out) == (1, "")
     assert f"tinker-sync checkpoint list --run-id {RUN}" in missing.err
+
+
+def test_info_of_an_unknown_run_prints_one_message(
+    run: Run, world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Both requests fail, the second one first, and a failure that nobody has looked at would be logged."""
+    first = "/training_runs/no-such-run"
+    released = world.hold(f"{first}/checkpoints")
+    with ThreadPoolExecutor(1) as pool:
+        ended = pool.submit(lambda: (world.await_asked(first), released.set()))
+        done = run("checkpoint", "info", "tinker://no-such-run/weights/a")
+        ended.result()
+    gc.collect()
+    assert (done.code, done.out) == (1, "")
+    assert "no training run" in done.err
+    assert caplog.records == []
 
 
 @pytest.mark.parametrize("verb", ["info", "publish", "unpublish"])

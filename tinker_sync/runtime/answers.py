@@ -224,6 +224,8 @@ def add_mean_loss(output: ForwardBackwardOutput, trained: int) -> ForwardBackwar
 
     >>> add_mean_loss(ForwardBackwardOutput("ArrayRecord", [], {"loss:sum": 6.0}), 4).metrics
     {'loss:sum': 6.0, 'loss:mean': 1.5}
+    >>> add_mean_loss(ForwardBackwardOutput("ArrayRecord", [], {"loss:sum": 0.0}), 0).metrics
+    {'loss:sum': 0.0, 'loss:mean': 0.0}
     """
     metrics = output.metrics
     if "loss:sum" not in metrics or "loss:mean" in metrics:
