@@ -71,7 +71,7 @@ def make_call(
         path=row.path_for(**(path or {})) if path or row.path.names else row.path.text,
         query=encode_query(query) if query else "",
         body=body,
-        headers=headers or NO_HEADERS,
+        headers=NO_HEADERS if headers is None else headers,
         content_type=content_type,
         sdk_method=(current() if sdk_method is None else sdk_method) if row.named else "",
         credential=row.credential,

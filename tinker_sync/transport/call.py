@@ -127,7 +127,7 @@ class Call:
         return f"<Call {self.method} {self.path}{size}>"
 
 
-@frozen(init=False)
+@frozen
 class Reply:
     """A whole answer of any status, with its content encoding undone.
 
@@ -136,7 +136,7 @@ class Reply:
     """
 
     status: int
-    headers: HeaderMap = field(repr=lambda headers: repr(list(headers)))
+    headers: HeaderMap = field(converter=header_map, repr=lambda headers: repr(list(headers)))
     """Headers by name in any case; commas join the values of a header that came several times."""
     body: bytes = field(default=b"", repr=lambda body: f"<{len(body)} bytes>")
     """The decoder of a result may keep and change a large body: it is a `bytearray`."""
@@ -144,18 +144,6 @@ class Reply:
     """True if the call was sent before on a connection that broke, and may have been received then."""
     may_be_cut: bool = field(default=False, kw_only=True, repr=False)
     """True if the answer states no length, so that only its content can show that it is incomplete."""
-
-    def __init__(
-        self,
-        status: int,
-        headers: Mapping[str, str],
-        body: bytes = b"",
-        *,
-        resent: bool = False,
-        may_be_cut: bool = False,
-    ) -> None:
-        known = headers if type(headers) is HeaderMap else header_map(headers)
-        self.__attrs_init__(status, known, body, resent=resent, may_be_cut=may_be_cut)
 
     @property
     def ok(self) -> bool:
