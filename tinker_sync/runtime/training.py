@@ -917,7 +917,8 @@ def _encode_pass(
     if dialect.protobuf and (dialect.forward_only or not forward_only):
         if extra.body:
             raise UnsupportedByServerError(
-                "this server takes passes as protobuf, which has no place for extra_body; use extra_headers",
+                "this server takes passes as protobuf, which has no place for extra_body; use extra_headers, "
+                "or send the pass as JSON with training.request",
                 feature="extra_body",
             )
         buffers = requests.encode_forward_backward_request(
