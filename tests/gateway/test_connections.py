@@ -139,7 +139,9 @@ def test_a_connection_that_nobody_uses_ends(gateway: Gateway, monkeypatch: pytes
         assert peer.answer()[0] == 0
 
 
-def test_connections_have_a_limit(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connections_have_a_limit(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(gateway_http, "_MOST_CONNECTIONS", 1)
     with connect(gateway) as first:
         first.send("GET /v1/models HTTP/1.1")
@@ -152,6 +154,8 @@ def test_connections_have_a_limit(gateway: Gateway, monkeypatch: pytest.MonkeyPa
             waiting.socket.settimeout(WAIT_S)
             first.socket.shutdown(socket.SHUT_RDWR)
             assert waiting.socket.recv(12) == b"HTTP/1.1 200"
+    [said] = [record.getMessage() for record in caplog.records]
+    assert "others wait" in said
 
 
 @for_each(

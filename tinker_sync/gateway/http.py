@@ -8,6 +8,7 @@ arrive in time, and all bodies that arrive at once have a limit.
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import json
 import re
@@ -24,10 +25,12 @@ from typing import Any, Final, NamedTuple, TypeVar
 from urllib3.util.wait import wait_for_read
 
 from tinker_sync._base.clock import make_lock
+from tinker_sync._base.log import Log
 from tinker_sync._base.threads import DaemonThread
 from tinker_sync.errors import ConfigurationError
 
 T = TypeVar("T")
+_log = Log("tinker_sync.gateway")
 
 _MOST_BODY_BYTES: Final = 64 * 1024 * 1024
 _MOST_BYTES_AT_ONCE: Final = 4 * _MOST_BODY_BYTES
@@ -323,6 +326,7 @@ class Server:
         self._lock = make_lock()
         self._open: dict[threading.Thread, Connection] = {}  # guarded by _lock
         self._closed = False  # guarded by _lock
+        self._said = False  # guarded by _lock
         self._thread = DaemonThread(self._accept, "tinker-gateway")
         self._thread.start()
 
@@ -346,14 +350,14 @@ class Server:
         with self._socket:
             while True:
                 if self._is_full():  # the system keeps others waiting
-                    if self._pause():
+                    if self._pause("as many as it takes"):
                         return
                     continue
                 try:
                     accepted, _ = self._socket.accept()
-                except OSError:
+                except OSError as problem:
                     # No file is free, or the peer has gone already.
-                    if self._pause():
+                    if self._pause(str(problem) if problem.errno in (errno.EMFILE, errno.ENFILE) else None):
                         return
                     continue
                 connection = Connection(accepted, self._answer, self._room)
@@ -375,8 +379,13 @@ class Server:
         with self._lock:
             return len(self._open) >= _MOST_CONNECTIONS
 
-    def _pause(self) -> bool:
-        """Wait a moment, and return True if the server is closed."""
+    def _pause(self, reason: str | None) -> bool:
+        """Wait a moment, and return True if the server is closed. Say once why agents wait."""
+        with self._lock:
+            count, said = len(self._open), self._said
+            self._said = said or reason is not None
+        if reason is not None and not said:
+            _log.warning("%d agents are connected (%s); others wait until one disconnects", count, reason)
         threading.Event().wait(0.05)
         with self._lock:
             return self._closed
