@@ -113,7 +113,8 @@ KINDS: dict[str, tuple[type[BaseException], ...]] = {
 
 def free_of(made: Any) -> tuple[int, ...]:
     """Return what is free of each limit."""
-    return made.admission.slots, made.admission.bytes, made.polls.room.free, made.train_bytes.free
+    quotas = made.polls.room, made.train_bytes, made.sending_bytes
+    return made.admission.slots, made.admission.bytes, *(quota.free for quota in quotas)
 
 
 def run(

@@ -107,7 +107,9 @@ def test_a_client_that_is_closed_at_any_request_leaves_no_call_and_no_bytes(path
     """The client is closed while the server holds a request of a pass in three chunks, or of a step."""
     with world({"fwdbwd_max_chunk_len": 1}) as (stub, trainer):
         service = trainer.service  # type: ignore[attr-defined]
-        room = service.holder.server.machinery.value.train_bytes
+        made = service.holder.server.machinery.value
+        budgets = made.train_bytes, made.sending_bytes
+        free = [budget.free for budget in budgets]
         release = threading.Event()
         stub.script(path, *[Answer(usual=True)] * count, Answer(gate=release, usual=True))
         passed = trainer.forward_backward([DATUM] * 3, "cross_entropy")
@@ -116,7 +118,7 @@ def test_a_client_that_is_closed_at_any_request_leaves_no_call_and_no_bytes(path
         service.close(pending=0.0).result(PATIENCE_S)
         for future in (passed, stepped):
             assert isinstance(future.exception(PATIENCE_S), (ClientClosedError, type(None)))
-        until(lambda: room.free == 15_000_000)
+        until(lambda: [budget.free for budget in budgets] == free)
         until(lambda: service.holder.server.flows not in {task._flows for task in list(flows._under_way)})
         release.set()
 

@@ -1,7 +1,11 @@
-"""Which bodies of passes are compressed, on lines whose speeds the server makes with the clock."""
+"""How large passes use the line: several at once, and compressed if that pays.
+
+The server makes the speed of the line with the client's clock.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,8 +21,7 @@ from tinker_sync.transport.body import PiecedBody
 from tinker_sync.transport.uplink import LOOK_EVERY, Uplink
 from tinker_sync.wire import zstd
 
-pytestmark = pytest.mark.skipif(not zstd.is_available(), reason="neither Python nor a package has zstd")
-
+needs_zstd = pytest.mark.skipif(not zstd.is_available(), reason="neither Python nor a package has zstd")
 TOKENS = 40_000
 FLAGS = {"proto_compress_fwdbwd": True, "fwdbwd_max_chunk_len": 1, "parallel_fwdbwd_chunks": False}
 FAST, SLOW = 1e12, 1e5  # in octets a second, far from what any compressor does
@@ -64,6 +67,7 @@ def run(trainer: Any, data: list[types.Datum]) -> None:
     )
 
 
+@needs_zstd
 def test_over_a_slow_line_all_bodies_are_compressed_and_fewer_octets_are_sent() -> None:
     with behind_a_line(SLOW) as (line, trainer):
         run(trainer, made_data(4))
@@ -73,6 +77,7 @@ def test_over_a_slow_line_all_bodies_are_compressed_and_fewer_octets_are_sent() 
     assert sent < 8 * TOKENS * 12 / 2
 
 
+@needs_zstd
 def test_a_fast_line_gets_bodies_as_they_are_once_it_is_known() -> None:
     with behind_a_line(FAST) as (line, trainer):
         run(trainer, made_data(6))
@@ -80,6 +85,7 @@ def test_a_fast_line_gets_bodies_as_they_are_once_it_is_known() -> None:
     assert line.codings() == ["zstd", *[None] * 11]
 
 
+@needs_zstd
 def test_now_and_then_a_body_is_compressed_because_the_line_may_have_become_slow() -> None:
     seconds = iter(range(1000))
     uplink, body = Uplink(now=lambda: float(next(seconds))), bytes(10**6)
@@ -94,6 +100,7 @@ def test_now_and_then_a_body_is_compressed_because_the_line_may_have_become_slow
     assert uplink.compressed(body) is not None
 
 
+@needs_zstd
 def test_a_body_that_does_not_shrink_is_sent_as_it_is() -> None:
     noise = np.random.default_rng(1).bytes(10**6)
     uplink = Uplink()
@@ -125,6 +132,7 @@ def test_a_line_that_has_become_slow_is_soon_known_as_such() -> None:
     assert float(repr(uplink).split()[1]) < 6.0
 
 
+@needs_zstd
 @pytest.mark.parametrize("status", [503, 500])
 def test_each_try_sends_the_same_compressed_bytes(status: int) -> None:
     bodies: list[tuple[bytes, str | None]] = []
@@ -140,3 +148,40 @@ def test_each_try_sends_the_same_compressed_bytes(status: int) -> None:
         bodies.append((bytes(accepted.body), accepted.headers.get("content-encoding")))
     assert {coding for _, coding in bodies} == {"zstd"}
     assert len({body for body, _ in bodies}) == 1
+
+
+class Slow(Stub):
+    """A server that accepts passes only when it has seven of them, or after so many looks."""
+
+    looks, most, under_way = 10**6, 0, 0
+
+    async def on_forward_backward(self, asked: Asked) -> Any:
+        self.under_way += 1
+        self.most = max(self.most, self.under_way)
+        for _ in range(self.looks):
+            if self.most >= 7:
+                break
+            await asyncio.sleep(0.001)
+        self.under_way -= 1
+        return super().on_forward_backward(asked)
+
+
+def large_data(count: int) -> list[types.Datum]:
+    """Return data of 4.8 MB each, with few tokens."""
+    image = types.ImageChunk(data=bytes(4_800_000), format="png", expected_tokens=2)
+    datum = types.Datum(types.ModelInput(chunks=[image]), {"target_tokens": [1, 2]})
+    return [datum] * count
+
+
+@pytest.mark.parametrize(("budget", "looks", "most"), [(50_000_000, 10**6, 7), (5_000_000, 50, 2)])
+def test_chunks_are_sent_while_others_wait_to_be_accepted_up_to_the_budget_of_the_server(
+    budget: int, looks: int, most: int
+) -> None:
+    flags = {"fwdbwd_max_chunk_len": 1, "fwdbwd_dispatch_bytes_semaphore_size": budget}
+    with world(flags, Slow) as (stub, service):
+        stub.looks = looks
+        future = trainer_of(service).forward_backward(large_data(8), "cross_entropy")
+        assert len(future.result(PATIENCE_S).loss_fn_outputs) == 8
+        assert stub.most <= most
+        machinery = service.holder.server.ready()
+        assert (machinery.train_bytes.free, machinery.sending_bytes.free) == (budget, 15_000_000)

@@ -52,9 +52,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# With this budget four chunks of the usual 5 MB are under way at once, because a budget admits one more while
-# it is not overdrawn. More chunks would not arrive sooner, and a compressed chunk is a copy of its data.
-_TRAIN_BYTES: Final = 15_000_000
+# So four chunks of the usual 5 MB are being sent at once, because a budget admits one more while it is not
+# overdrawn. More would not arrive sooner. The server's own budget counts those too that it has not accepted.
+_SENDING_BYTES: Final = 15_000_000
 SHORTEST_REFRESH_S: Final = 10.0
 _QUEUE_PAUSE_S: Final = 1.0
 
@@ -75,6 +75,9 @@ class Machinery(NamedTuple):
     admission: Admission
     policy: SubmitPolicy
     train_bytes: Quota
+    """For the chunks that the server has not accepted."""
+    sending_bytes: Quota
+    """For the chunks that are being sent."""
     uplink: Uplink | None
     """None if bodies are not compressed."""
 
@@ -251,10 +254,10 @@ class Server:
             clock,
         )
         policy = SubmitPolicy(self.connection.caller.judge, billing)
-        train_bytes = Quota(min(config.fwdbwd_dispatch_bytes_semaphore_size, _TRAIN_BYTES))
+        train_bytes = Quota(config.fwdbwd_dispatch_bytes_semaphore_size)
         self.lifecycle.gate = gate
         uplink = Uplink() if facts.dialect.zstd and zstd.is_available() else None
-        return Machinery(facts, billing, polls, admission, policy, train_bytes, uplink)
+        return Machinery(facts, billing, polls, admission, policy, train_bytes, Quota(_SENDING_BYTES), uplink)
 
     def _introduce(self, deadline_at: float) -> ServerFacts:
         if self._facts is not None:

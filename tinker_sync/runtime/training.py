@@ -7,8 +7,9 @@ The life of a call, in the order in which it happens:
   on the server's settings. It runs in the call itself if the model exists; otherwise the call is held, and
   one worker prepares all held calls in order when the model exists.
 - The send queue gives each request its number when the turn of its entry comes, and runs the flow `submit`.
-- `submit` waits until the limit of bytes allows the request, and sends it until the server has accepted it.
-  Then the flow `polls.poll` waits for the result.
+- `submit` waits until the limits of bytes allow the request, and sends it until the server has accepted it.
+  Then the flow `polls.poll` waits for the result. While the server is to accept a large request, the next one
+  is on the line.
 
 A large protobuf body that is not compressed consists of views of the user's arrays, also while it is sent; no
 copy is made.
@@ -21,6 +22,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -55,7 +57,7 @@ from tinker_sync.runtime.answers import (
     weights_of,
 )
 from tinker_sync.runtime.calls import foreign_promise, make_call, read_promise
-from tinker_sync.runtime.flows import Flow
+from tinker_sync.runtime.flows import Flow, Flows, Quota
 from tinker_sync.runtime.futures import APIFuture, CombinedFuture, Unread, log_if_unread
 from tinker_sync.runtime.lazy import HeldCalls
 from tinker_sync.runtime.polls import Decode, Promise
@@ -666,8 +668,9 @@ def submit(
         BaseException: the server may have it, and will not take it again.
     """
     server, clock = runtime.server, runtime.clock
-    room, taken = None, 0
+    held: Held = []
     call, keeps_numbers = None, True
+
     try:
         machinery = server.ready()
         keeps_numbers = machinery.facts.dialect.keeps_numbers
@@ -675,16 +678,14 @@ def submit(
         if left_s <= 0:
             raise _too_late(request, clock)
         if request.size:  # other requests do not wait for chunks
-            room, size = machinery.train_bytes, max(request.size, _LEAST_TRAIN_BYTES)
-            if not (yield from room.take(size, left_s)):
-                raise _too_late(request, clock)
-            taken = size
+            yield from _take_room(machinery, request, clock, held)
         if not may_send():
             return
         request.future._mark_sending()
         make = partial(_make_call, runtime, request, number, machinery)
         if request.size > QUICK_BYTES:  # it may be compressed now
             call = yield from server.flows.on_worker(runtime.pools.send, make)
+            call = call.but(on_sent=partial(_note_sent, server.flows, held))
         else:
             call = make()
         request_id = yield from _until_accepted(runtime, request, call, machinery.uplink)
@@ -692,8 +693,8 @@ def submit(
         known = server.closed_or(error) if isinstance(error, APIConnectionError) else error
         raise _fate(request, known, call, keeps_numbers=keeps_numbers)  # noqa: B904  # it has a cause
     finally:
-        if room is not None and taken:
-            room.give_back(taken)
+        while held:
+            _give_back(held)
     request.forget_body()
     if request.settle is not None and request.future.failure is not None:
         request.settle()
@@ -706,6 +707,34 @@ def submit(
         result_bytes=most_pass_bytes(request.size),
     )
     machinery.polls.fetch(promise, request.future, request.decode, deadline_at=request.deadline_at)
+
+
+Held = list[tuple[Quota, int]]
+"""The bytes that a request holds of budgets. The last is that for sending, until the request is sent."""
+
+
+def _take_room(machinery: Machinery, request: TrainingRequest, clock: Clock, held: Held) -> Flow[None]:
+    for room in (machinery.train_bytes, machinery.sending_bytes):
+        size = max(request.size, _LEAST_TRAIN_BYTES)
+        if not (yield from room.take(size, request.deadline_at - clock.now())):
+            raise _too_late(request, clock)
+        held.append((room, size))
+
+
+def _note_sent(flows: Flows, held: Held) -> None:
+    """Let the next request be sent, before the server has accepted this one. On any thread."""
+    with suppress(RuntimeError):  # the client is closed
+        flows.soon(_let_next_send, held)
+
+
+def _let_next_send(held: Held) -> None:
+    if len(held) > 1:  # not once more after another try, nor at the end
+        _give_back(held)
+
+
+def _give_back(held: Held) -> None:
+    room, size = held.pop()
+    room.give_back(size)
 
 
 def _too_late(request: TrainingRequest, clock: Clock) -> DeadlineError:

@@ -11,7 +11,7 @@ from tinker_sync.config import Timeout
 from tinker_sync.transport.body import PiecedBody
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from typing_extensions import Required, Unpack
 
@@ -49,6 +49,7 @@ class _CallFields(TypedDict, total=False):
     attempt: int
     fresh: bool
     answer_bytes: int
+    on_sent: Callable[[], object] | None
 
 
 class Call:
@@ -104,6 +105,8 @@ class Call:
     """True to use a new connection; set by the retry loop if an old one is suspect."""
     answer_bytes: int = ANSWER_BYTES
     """The largest answer of this kind of call. A `max_body_bytes` that the user sets replaces it."""
+    on_sent: Callable[[], object] | None = None
+    """Called each time the whole request has been sent, before there is an answer. It must not wait."""
 
     def __init__(self, **given: Unpack[_CallFields]) -> None:
         fields = self.__dict__

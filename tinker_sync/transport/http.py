@@ -747,6 +747,8 @@ class Exchange:
                 blocks = (view[at : at + _SEND_BYTES] for at in range(0, len(view), _SEND_BYTES))
                 self._send_pieces(chain((head,), blocks))
             self._sent = True
+            if self.call.on_sent is not None:
+                self.call.on_sent()
         except OSError as error:
             if not self._answered_early():
                 self._fail(error)
