@@ -292,37 +292,33 @@ def test_our_own_mistake_does_not_end_the_heartbeats() -> None:
 
 
 # ---------------------------------------------------------------------------------------------- late ones
-def late(
-    bench: HeartbeatBench, monkeypatch: pytest.MonkeyPatch, *, now_s: float, wall_s: float, cpu_s: float
-) -> list[object]:
+def late(*, now_s: float, wall_s: float, cpu_s: float) -> list[object]:
     """Run a heartbeat, let these times pass on the clock, the date and the CPU, and run another one.
 
     Return the reports.
     """
+    bench = HeartbeatBench()
     bench.heartbeat.step()
-    now, wall = bench.clock.now(), bench.clock.time()
-    monkeypatch.setattr(bench.clock, "now", lambda: now + now_s)
-    monkeypatch.setattr(bench.clock, "time", lambda: wall + wall_s)
+    bench.clock.advance(now_s)
+    bench.clock.shift_date(wall_s - now_s)
     bench.cpu_s += cpu_s
     bench.heartbeat.step()
     return bench.said
 
 
-def test_late_because_of_the_interpreter_lock(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    said = late(HeartbeatBench(), monkeypatch, now_s=22.0, wall_s=22.0, cpu_s=12.0)
+def test_late_because_of_the_interpreter_lock(caplog: pytest.LogCaptureFixture) -> None:
+    said = late(now_s=22.0, wall_s=22.0, cpu_s=12.0)
     assert said == [("late", 12.0, "this process held the interpreter lock for 12 s")]
     assert "a heartbeat is 12 s late: this process held the interpreter lock for 12 s" in caplog.text
 
 
-def test_late_because_it_did_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    said = late(HeartbeatBench(), monkeypatch, now_s=40.0, wall_s=40.0, cpu_s=0.1)
+def test_late_because_it_did_not_run() -> None:
+    said = late(now_s=40.0, wall_s=40.0, cpu_s=0.1)
     assert said == [("late", 30.0, "this process did not run for 30 s: it was stopped, or swapped out")]
 
 
-def test_late_because_the_machine_slept(monkeypatch: pytest.MonkeyPatch) -> None:
-    said = late(HeartbeatBench(), monkeypatch, now_s=10.0, wall_s=3610.0, cpu_s=0.1)
+def test_late_because_the_machine_slept() -> None:
+    said = late(now_s=10.0, wall_s=3610.0, cpu_s=0.1)
     assert said == [("late", 3600.0, "this machine was asleep for 3600 s, or its clock was set")]
 
 

@@ -21,8 +21,8 @@ ONE = "/api/v1/retrieve_future"
 
 
 class Bench:
-    def __init__(self, clone_id: int = 0) -> None:
-        self.clock = FakeClock()
+    def __init__(self, clone_id: int = 0, clock: FakeClock | None = None) -> None:
+        self.clock = clock or FakeClock()
         self.reactor = HandReactor(self.clock)
         self.flows = Flows(self.reactor, NoWorkers())  # type: ignore[arg-type]  # a double
         polls = Polls(self.flows, Quota(10_000), NoWorkers(), clock=self.clock)
@@ -197,21 +197,18 @@ def test_the_third_sample_under_one_id_waits_though_the_others_end(bench: Bench)
     assert futures[2].result(0) == {"sequence": 2}
 
 
-def test_a_poll_costs_the_same_however_many_samples_wait(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_poll_costs_the_same_however_many_samples_wait() -> None:
     looks: list[float] = []
-    now = bench.clock.now
 
-    def counting() -> float:
-        looks.append(now())
-        return looks[-1]
+    class CountingClock(FakeClock):
+        def now(self) -> float:
+            looks.append(super().now())
+            return looks[-1]
 
-    monkeypatch.setattr(bench.clock, "now", counting)
-    costs = []
+    bench, costs = Bench(clock=CountingClock()), []
     for _ in range(2):
         for _ in range(500):
-            bench.wait_for(f"{len(looks)}", deadline_at=now() + 3600.0)
+            bench.wait_for(f"{len(looks)}", deadline_at=bench.clock.now() + 3600.0)
         before = len(looks)
         bench.announce(0)
         bench.reactor.pass_time()  # the next poll

@@ -51,6 +51,11 @@ class FakeClock:
         with self._changed:
             self._advance_locked(seconds)
 
+    def shift_date(self, seconds: float) -> None:
+        """Advance `time` alone, as if somebody set the clock of the machine."""
+        with self._changed:
+            self._time_s += seconds
+
     def wait(self, event: threading.Event, timeout_s: float) -> bool:
         with self._changed:
             self._waits.append(timeout_s)

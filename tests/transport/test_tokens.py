@@ -321,7 +321,7 @@ def test_failed_steps_are_logged_and_come_back_with_pauses(caplog: pytest.LogCap
 def test_a_suspended_machine_wakes_with_an_old_token() -> None:
     tokens, _, clock = cache(3600.0)
     tokens.get()
-    clock._time_s += 7200  # the wall clock advances, and the monotonic clock does not
+    clock.shift_date(7200)  # the wall clock advances, and the monotonic clock does not
     assert tokens.next_step_in_s() == 0
     assert number(tokens.get()) == 2
 
@@ -329,7 +329,7 @@ def test_a_suspended_machine_wakes_with_an_old_token() -> None:
 def test_a_wall_clock_set_back_does_not_prolong_a_token() -> None:
     tokens, _, clock = cache(3600.0)
     tokens.get()
-    clock._time_s -= 86400
+    clock.shift_date(-86400)
     clock.advance(3600)
     assert number(tokens.get()) == 2
 
