@@ -13,6 +13,8 @@ import ipaddress
 import json
 import re
 import socket
+import struct
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -20,9 +22,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
 from http import HTTPStatus
-from typing import Any, Final, NamedTuple, TypeVar
-
-from urllib3.util.wait import wait_for_read
+from typing import Any, Final, NamedTuple, NoReturn, TypeVar
 
 from tinker_sync._base.clock import make_lock
 from tinker_sync._base.log import Log
@@ -51,6 +51,8 @@ _LOOK_EVERY_S: Final = 1.0
 _WAITING_CONNECTIONS: Final = 4096
 _END_S: Final = 5.0
 _END_OF_HEAD: Final = re.compile(rb"\r?\n\r?\n")
+_NO_WAIT: Final = int(getattr(socket, "MSG_DONTWAIT", 0))  # Windows has no such flag
+_LATE: Final = "the request did not arrive in time"
 _NOT_HTTP: Final = "this endpoint speaks HTTP/1.1; begin its address with http://"
 
 PASSING: Final = (408, 503)
@@ -126,14 +128,13 @@ class Connection:
     def run(self) -> None:
         """Answer requests until one side closes the connection."""
         with suppress(OSError, Gone, Refusal), self._socket:
-            self._socket.settimeout(_IDLE_S)
+            _limit_waits(self._socket, min(_HEAD_S, _IDLE_S))
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            keep = True
-            deadline_s: float | None = time.monotonic() + _HEAD_S
+            keep, idle_s = True, _HEAD_S
             while keep:
                 try:
-                    request = self._read_head(deadline_s)
+                    request = self._read_head(time.monotonic() + idle_s)
                 except Refusal as problem:
                     refused = Reply({"error": {"message": str(problem)}}, problem.status)
                     self._socket.sendall(_encode(refused, keep=False))
@@ -141,7 +142,7 @@ class Connection:
                 reply = self._answer(request, self)
                 keep = self._skip_body() and request.headers.get("connection", "").lower() != "close"
                 self._socket.sendall(_encode(reply, keep=keep, body=request.method != "HEAD"))
-                deadline_s = None
+                idle_s = _IDLE_S
             self._linger()
 
     def read_json(self, request: Request) -> Any:
@@ -193,49 +194,53 @@ class Connection:
 
     def _has_gone(self) -> bool:
         try:
-            return wait_for_read(self._socket, 0.0) and self._socket.recv(1, socket.MSG_PEEK) == b""
+            if not _NO_WAIT:
+                self._socket.setblocking(False)
+            return self._socket.recv(1, socket.MSG_PEEK | _NO_WAIT) == b""
+        except (BlockingIOError, InterruptedError):
+            return False
         except OSError:
             return True
+        finally:
+            if not _NO_WAIT:
+                with suppress(OSError):
+                    self._socket.setblocking(True)
 
-    def _receive(self, deadline_s: float, most_bytes: int = _RECEIVED_BYTES) -> bytes:
-        """Return what the agent has sent next.
+    def _receive(self, deadline_s: float, most_bytes: int = _RECEIVED_BYTES) -> bytes | None:
+        """Return what the agent has sent next, or None if nothing came in time.
 
         Raises:
-            Refusal: nothing came in time.
             Gone: the agent has closed the connection.
         """
-        self._socket.settimeout(max(deadline_s - time.monotonic(), 0.001))
-        try:
-            received = self._socket.recv(most_bytes)
-        except TimeoutError:
-            raise Refusal(408, "the request did not arrive in time") from None
-        finally:
-            self._socket.settimeout(_IDLE_S)
-        if not received:
-            raise Gone
-        return received
+        while True:
+            try:
+                received = self._socket.recv(most_bytes)
+            except (BlockingIOError, TimeoutError):  # the system's timeout, see `_limit_waits`
+                received = None
+            if received == b"":
+                raise Gone
+            if time.monotonic() >= deadline_s:
+                return None
+            if received:
+                return received
 
-    def _read_head(self, deadline_s: float | None) -> Request:
-        """Return the head of the next request. Its deadline begins with its first octets if there is none.
+    def _read_head(self, idle_until_s: float) -> Request:
+        """Return the head of the next request, which must begin in this time.
 
         Raises:
             Refusal: the head is malformed, too long or too late.
             Gone: the agent has closed the connection, or has not used it for long.
         """
         octets = self._received.lstrip(b"\r\n")
+        while not octets:
+            octets = (self._receive(idle_until_s) or _late(Gone())).lstrip(b"\r\n")
+        deadline_s = time.monotonic() + _HEAD_S
         while (found := _END_OF_HEAD.search(octets)) is None:
-            if octets and not octets[:1].isalpha():  # such as the beginning of TLS
+            if not octets[:1].isalpha():  # such as the beginning of TLS
                 raise Refusal(400, _NOT_HTTP)
             if len(octets) > _MOST_HEAD_BYTES:
                 raise Refusal(431, "the headers are too long")
-            if deadline_s is None and not octets:
-                octets = self._socket.recv(_RECEIVED_BYTES)
-                if not octets:
-                    raise Gone
-            else:
-                deadline_s = deadline_s or time.monotonic() + _HEAD_S
-                octets += self._receive(deadline_s)
-            octets = octets.lstrip(b"\r\n")
+            octets += self._receive(deadline_s) or _late(Refusal(408, _LATE))
         request = _parse_head(octets[: found.start()].decode("latin-1"))
         self._received, self._unread = octets[found.end() :], int(request.headers.get("content-length", "0"))
         return request
@@ -244,7 +249,8 @@ class Connection:
         pieces, self._received = [self._received[:size]], self._received[size:]
         left, deadline_s = size - len(pieces[0]), time.monotonic() + _HEAD_S + size / _BODY_BYTES_PER_S
         while left:  # parts as they come, so that memory is used for what has arrived
-            pieces.append(self._receive(deadline_s, min(left, _RECEIVED_BYTES)))
+            received = self._receive(deadline_s, min(left, _RECEIVED_BYTES))
+            pieces.append(received or _late(Refusal(408, _LATE)))
             left -= len(pieces[-1])
         self._unread = 0
         return b"".join(pieces)
@@ -259,9 +265,25 @@ class Connection:
     def _linger(self) -> None:
         """Read on for a moment, because a system may drop the answer if octets are left when it closes."""
         self._socket.shutdown(socket.SHUT_WR)
+        _limit_waits(self._socket, _LINGER_S)
         deadline_s = time.monotonic() + _LINGER_S
-        while time.monotonic() < deadline_s:
-            self._receive(deadline_s)
+        while self._receive(deadline_s):
+            pass
+
+
+def _late(error: Exception) -> NoReturn:
+    raise error
+
+
+def _limit_waits(sock: socket.socket, limit_s: float) -> None:
+    """Let the system end each wait of a socket, because Python's timeouts take five more system calls."""
+    if sys.platform == "win32":
+        limit = struct.pack("I", max(int(limit_s * 1000), 1))
+    else:
+        limit = struct.pack("ll", int(limit_s), int(limit_s % 1 * 1e6))
+    for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+        with suppress(OSError):  # a system with another form of the limit has none, and serves all the same
+            sock.setsockopt(socket.SOL_SOCKET, option, limit)
 
 
 def _parse_head(head: str) -> Request:

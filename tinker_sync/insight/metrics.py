@@ -118,7 +118,8 @@ class Metrics(CallFollower):
     percentiles of each phase. The phases of a call are `encode`, `queue` (for samples, this includes
     encoding), `upload`, `server`, `decode` and `total`. The times are those of calls with a result, because a
     call that is refused or cancelled at once would hide how long the others take. A call that is sent in
-    several requests, such as a pass in chunks, counts once for each.
+    several requests, such as a pass in chunks or with a custom loss, counts once for each. Calls that return
+    a value in place of a future, such as `get_info`, are in the counters alone.
 
     >>> import tinker_sync
     >>> with tinker_sync.ServiceClient(base_url="local") as service:
