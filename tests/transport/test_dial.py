@@ -205,6 +205,21 @@ def test_a_proxy_that_does_not_speak_http(said: bytes, tmp_path: Path) -> None:
         assert not caught.value.final
 
 
+def test_a_server_behind_a_proxy_that_breaks_off_is_named_and_not_the_proxy_alone() -> None:
+    def script(peer: Peer) -> None:
+        peer.read_request()
+        peer.send(b"HTTP/1.1 200 Connection established\r\n\r\n")
+        peer.sock.recv(1)  # the greeting of TLS
+        peer.close()
+
+    with ScriptedServer(script) as proxy:
+        route = Route(
+            Origin("https", "server.invalid", 443), ssl.create_default_context(), Origin.of(proxy.url)
+        )
+        with pytest.raises(ConnectFailed, match=r"connect to https://server\.invalid through the proxy"):
+            connect(route, 60)
+
+
 # ----------------------------------------------------------------------------------------- TLS
 
 

@@ -355,7 +355,7 @@ class Dial:
                 self._be_late()
         except (OSError, ValueError) as error:
             self.abort()
-            raise _explain(error, self._route) from error
+            raise _explain(error, self._route, behind_proxy=self._stage is Dial._shake_hands) from error
         except BaseException:
             self.abort()
             raise
@@ -517,7 +517,8 @@ def _look_up(route: Route) -> tuple[Address, ...]:
     return known.addresses
 
 
-def _explain(error: Exception, route: Route) -> ConnectFailed:
+def _explain(error: Exception, route: Route, *, behind_proxy: bool = False) -> ConnectFailed:
+    """Return the failure to open a connection; `behind_proxy` if the proxy, if any, has let us pass."""
     if route.tls is not None:
         import ssl
 
@@ -535,7 +536,9 @@ def _explain(error: Exception, route: Route) -> ConnectFailed:
                 "port",
                 final=final,
             )
-    where = f"the proxy {route.proxy}" if route.proxy else str(route.origin)
+    where = str(route.origin)
+    if route.proxy is not None:
+        where = f"{where} through the proxy {route.proxy}" if behind_proxy else f"the proxy {route.proxy}"
     return ConnectFailed(
         f"cannot connect to {where}: {mask_url(str(error) or type(error).__name__)}",
         timed_out=isinstance(error, TimeoutError),
