@@ -323,3 +323,36 @@ def test_the_engine_loads_no_network() -> None:
     assert not loaded & {"requests", "urllib3", "tokenizers", "safetensors", "asyncio", "torch"}
     ours = {name.split(".")[1] for name in loaded if name.startswith("tinker_sync.")}
     assert not ours & {"clients", "config", "errors", "runtime", "transport", "types", "wire"}
+
+
+FORKED_DURING_AN_IMPORT = """
+import importlib.abc, importlib.util, os, signal, sys, threading, warnings
+from tinker_sync import ServiceClient
+
+warnings.simplefilter("ignore")  # of threads and forks
+
+began, go_on = threading.Event(), threading.Event()
+
+class Slow(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    def find_spec(self, name, path, target=None):
+        return importlib.util.spec_from_loader(name, self) if name == "tinker_sync.slow" else None
+    def exec_module(self, module):
+        began.set()
+        go_on.wait()
+
+sys.meta_path.insert(0, Slow())
+threading.Thread(target=importlib.import_module, args=("tinker_sync.slow",)).start()
+began.wait()
+os.register_at_fork(before=go_on.set)  # comes before the functions that the package has registered
+child = os.fork()
+if child == 0:
+    signal.alarm(20)
+    importlib.import_module("tinker_sync.slow")
+    os._exit(0)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_child_that_was_forked_during_an_import_of_another_thread_imports_the_module() -> None:
+    assert fresh(FORKED_DURING_AN_IMPORT).split() == ["0"]

@@ -9,11 +9,18 @@ before the code that called `os.fork()` goes on there. It refers to them weakly.
 
 from __future__ import annotations
 
+import importlib
 import os
+import threading
+import time
 import weakref
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 T = TypeVar("T")
+
+# The packages of which threads of a client import modules at first use, and the longest wait for that.
+_IMPORTED: Final = frozenset({"tinker_sync", "numpy", "cattrs", "requests", "urllib3", "tokenizers"})
+_IMPORT_S: Final = 5.0
 
 
 class Renewable(Protocol):
@@ -71,5 +78,20 @@ def _renew_all() -> None:
         member.renew_after_fork()
 
 
+def _await_imports() -> None:
+    """Wait, before a fork, until no other thread imports one of our modules, or for a few seconds.
+
+    The child would inherit the lock of the half-imported module without the thread that releases it, and wait
+    for it for ever at its own import of the module. `os.fork` itself renews only the lock of all imports.
+    """
+    locks: dict[str, Any] = getattr(getattr(importlib, "_bootstrap", None), "_module_locks", {})
+    own, until_s = threading.get_ident(), time.monotonic() + _IMPORT_S
+    while time.monotonic() < until_s:
+        held = [lock() for name, lock in list(locks.items()) if name.partition(".")[0] in _IMPORTED]
+        if all(getattr(lock, "owner", None) in (None, own) for lock in held):
+            return
+        time.sleep(0.001)
+
+
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_all)
+    os.register_at_fork(before=_await_imports, after_in_child=_renew_all)
