@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -107,7 +108,8 @@ class Http2Connection(asyncio.Protocol):
         if answer.abort:
             self._transport.abort()
         elif answer.status and not self._transport.is_closing():
-            self._answer(number, answer)
+            with suppress(ProtocolError):  # the client has said GOAWAY meanwhile
+                self._answer(number, answer)
 
     def _answer(self, number: int, answer: Answer) -> None:
         if number in self.resets:
@@ -157,7 +159,12 @@ class Http2Connection(asyncio.Protocol):
         self._loop.call_soon_threadsafe(self._transport.write, octets)
 
     def ping(self) -> None:
-        self._loop.call_soon_threadsafe(lambda: (self._h2.ping(b"12345678"), self._flush()))
+        def ping() -> None:
+            with suppress(ProtocolError):  # the client has said GOAWAY
+                self._h2.ping(b"12345678")
+                self._flush()
+
+        self._loop.call_soon_threadsafe(ping)
 
     def await_pings(self, count: int) -> None:
         """Wait until the client has answered so many pings."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import gzip
 import json
+import random
+import select
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,6 +28,7 @@ from support.wires import get, http_for, post
 
 import tinker_sync as tinker
 from tinker_sync.config import Timeout
+from tinker_sync.runtime import reactor
 from tinker_sync.transport.call import Call, Reply, SendFailed
 from tinker_sync.types import AdamParams, Datum, ModelInput, SamplingParams
 
@@ -248,7 +251,67 @@ def test_a_ping_of_the_server_is_answered_while_nothing_is_under_way(http: Any, 
     connection.await_pings(1)
 
 
+@pytest.mark.parametrize("kind", [reactor.SelectorReadiness, reactor.EpollReadiness])
+def test_samples_end_with_each_way_to_watch_sockets(
+    stub: Stub, monkeypatch: pytest.MonkeyPatch, kind: Any
+) -> None:
+    if kind is reactor.EpollReadiness and not hasattr(select, "epoll"):
+        pytest.skip("no epoll here")
+    monkeypatch.setattr(reactor, "make_readiness", kind)
+    with service_for(stub) as service:
+        sampling = service.create_sampling_client(base_model="stub/model")
+        futures = [sampling.sample(PROMPT, 1, PARAMS) for _ in range(20)]
+        assert all(future.result(PATIENCE_S).sequences for future in futures)
+    assert used(stub)
+
+
+def test_requests_over_http2_are_not_limited_by_the_files_of_the_process(
+    stub: Stub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reactor, "files_to_use", lambda: 16)
+    polls = stub.hold("/retrieve_future", 60)
+    with service_for(stub) as service:
+        sampling = service.create_sampling_client(base_model="stub/model")
+        futures = [sampling.sample(PROMPT, 1, PARAMS) for _ in range(60)]
+        stub.await_asked("/retrieve_future", 60)
+        polls.set()
+        assert all(future.result(PATIENCE_S).sequences for future in futures)
+
+
 # ---------------------------------------------------- ends of streams and connections
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_sample_is_lost_while_connections_end_in_every_way(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    monkeypatch.setenv("TINKER_PACE", "0.01")
+    chance = random.Random(seed)
+    limits = {SettingCodes.MAX_CONCURRENT_STREAMS: chance.choice([3, 30, 128])}
+
+    def damage(asked: Asked) -> Answer | None:
+        connection = stub.http2[asked.connection]
+        kind = chance.randrange(20)
+        if kind == 0:
+            connection.drop()
+        elif kind == 1:
+            connection.go_away(chance.choice(connection.streams))
+        elif kind == 2:
+            return Answer(reset=ErrorCodes.REFUSED_STREAM)
+        elif kind == 3:
+            return Answer(reset=ErrorCodes.INTERNAL_ERROR)
+        elif kind == 4:
+            return Answer(abort="after")
+        return None
+
+    with serving(authority, settings=limits) as stub, service_for(stub) as service:
+        sampling = service.create_sampling_client(base_model="stub/model")
+        sampling.sample(PROMPT, 1, PARAMS).result(PATIENCE_S)
+        stub.script("/asample", *[damage] * 200)
+        stub.script("/retrieve_future", *[damage] * 200)
+        futures = [sampling.sample(PROMPT, 1, PARAMS) for _ in range(150)]
+        assert all(len(future.result(PATIENCE_S).sequences[0].tokens) == 4 for future in futures)
+        assert all(":path" in asked.headers for asked in stub.log)
 
 
 def test_a_request_that_is_given_up_disturbs_no_other(http: Any, stub: Stub) -> None:

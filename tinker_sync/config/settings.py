@@ -289,8 +289,9 @@ class Settings:
             max_body_bytes: a larger response is an error. The default depends on the call: 1 MiB where the
                 answer is a promise, in proportion to the request where it is a result, 8 MiB for most
                 others, and never more than 1 GiB.
-            max_connections: `TINKER_MAX_CONNECTIONS`. The most connections for samples and passes; None: half
-                of the files that the process may open. Further requests wait, and a warning says so.
+            max_connections: `TINKER_MAX_CONNECTIONS`. The most requests under way for samples and passes,
+                each with a connection of its own unless they share some over HTTP/2. None: half of the files
+                that the process may open. Further requests wait, and a warning says so.
             http2: `TINKER_HTTP2`, 1 or 0. False to keep to HTTP/1.1 although the extra `http2` is installed.
             sdk_version: the protocol version to declare.
             dialect: the calls, fields and encodings of the server: auto, proto, json or a `Dialect`.
