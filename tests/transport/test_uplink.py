@@ -88,15 +88,15 @@ def test_a_fast_line_gets_bodies_as_they_are_once_it_is_known() -> None:
 @needs_zstd
 def test_now_and_then_a_body_is_compressed_because_the_line_may_have_become_slow() -> None:
     seconds = iter(range(1000))
-    uplink, body = Uplink(now=lambda: float(next(seconds))), bytes(10**6)
+    uplink, body = Uplink(cpu=lambda: float(next(seconds))), bytes(10**6)
     uplink.note(10**6, 0.0, 1e-6)
     compressed = [uplink.compressed(body) is not None for _ in range(2 * LOOK_EVERY)]
     assert [number + 1 for number, each in enumerate(compressed) if each] == [1, LOOK_EVERY, 2 * LOOK_EVERY]
     for second in range(100):
         uplink.note(10**6, 10.0 + second, 10.9 + second)
-    assert uplink.compressed(body) is None  # to compress it takes a second
+    assert uplink.compressed(body) is None  # it takes a second of CPU
     for second in range(100):
-        uplink.note(10**6, 200.0 + 2 * second, 202.0 + 2 * second)
+        uplink.note(10**6, 200.0 + 3 * second, 203.0 + 3 * second)
     assert uplink.compressed(body) is not None
 
 

@@ -5,11 +5,11 @@ line the compressor is slower than the line. So both are measured, by the reques
 
 - The rate of the line is that of the octets that the server has accepted, over the time in which at least one
   body was under way. It includes the time that the server takes to read them.
-- The compressor's gain is the octets by which bodies become shorter in a second of its work. It is low for
-  data that hardly shrink, and on a machine with other work.
+- The compressor's gain is the octets by which bodies become shorter in a second of its CPU. Its wall time
+  would say less, because it works while other bodies are on the line.
 
-A body is compressed if that takes less time than it saves on the line. The first bodies are compressed, and
-later one in `LOOK_EVERY` even if it does not pay, because the line, the data and the machine may change.
+A body is compressed if the CPU is less than half of the time that it saves on the line. The first bodies are
+compressed, and later one in `LOOK_EVERY` even if it does not pay, because the line and the data may change.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from tinker_sync.transport.body import PiecedBody
 from tinker_sync.wire import zstd
 
 LOOK_EVERY: Final = 64
+# The CPU belongs to the user's program too.
+_WORTH: Final = 2.0
 # The work on a smaller body is that of the calls, and the time of a small one that of the round trip.
 _LARGE_BYTES: Final = 256 * 1024
 _SMALL_BYTES: Final = 32 * 1024
@@ -43,11 +45,11 @@ class Uplink:
     <Uplink 1000.0 MB/s, ...>
 
     Args:
-        now: returns the time by which the compressor's work is measured.
+        cpu: returns the seconds of CPU that this thread has used.
     """
 
-    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
-        self._now = now
+    def __init__(self, cpu: Callable[[], float] = time.thread_time) -> None:
+        self._cpu = cpu
         self._bodies = 0
         self._saved = 0.0  # octets that the compressor has saved
         self._work_s = 0.0
@@ -62,14 +64,14 @@ class Uplink:
         Use it only if `zstd.is_available()`.
         """
         size, self._bodies = len(body), self._bodies + 1
-        if self._rate() > self._gain() and self._bodies % LOOK_EVERY:
+        if _WORTH * self._rate() > self._gain() and self._bodies % LOOK_EVERY:
             return None
         zstd.load()
-        began_s = self._now()
+        began_s = self._cpu()
         packed = zstd.compress(body if isinstance(body, PiecedBody) else [body], size)
         if size >= _LARGE_BYTES:
             self._saved = self._saved / 2 + size - len(packed)
-            self._work_s = self._work_s / 2 + max(self._now() - began_s, 1e-6)
+            self._work_s = self._work_s / 2 + max(self._cpu() - began_s, 1e-6)
         return packed if len(packed) < size else None
 
     def note(self, octets: int, began_s: float, ended_s: float) -> None:
