@@ -95,6 +95,7 @@ def test_every_request_names_the_public_method_that_causes_it() -> None:
     with world() as (stub, client):
         trainer = client.create_lora_training_client("stub/model").result()
         sampler = sampler_of(client)
+        stub.await_asked("/get_server_capabilities")  # whether it lists the model, in the background
         assert names(stub) >= {
             *((path, "") for path in ("/client/config", "/client/dynamic_config", "/create_session")),
             ("/create_model", "ServiceClient.create_lora_training_client"),
