@@ -197,6 +197,15 @@ def test_large_answers_arrive_whole(http: Any, stub: Stub) -> None:
     assert not any(reply.may_be_cut for reply in replies)
 
 
+def test_a_request_says_when_it_has_been_sent(http: Any, stub: Stub) -> None:
+    sent, gate = threading.Event(), stub.hold("/held")
+    asking = threading.Thread(target=http.send, args=(post("/api/v1/held", b"x", on_sent=sent.set),))
+    asking.start()
+    assert sent.wait(PATIENCE_S)  # before the answer
+    gate.set()
+    asking.join(PATIENCE_S)
+
+
 def test_compressed_answers_are_decoded(http: Any, stub: Stub) -> None:
     packed = gzip.compress(b"[1]")
     stub.script("/packed", Answer(body=packed, headers={"Content-Encoding": "gzip"}))

@@ -580,6 +580,8 @@ class Exchange:
         self._made_parser, self._over = None, False
         self._begin_silence(self._read_s)
         self._stream = http2.send(route, head, body or b"", self._parser, fresh=fresh, dial=dial)
+        if self.call.on_sent is not None:
+            self.call.on_sent()
         self._tell_sent()
 
     def _take_answer(self, stream: Stream) -> ReplyParser | None:
