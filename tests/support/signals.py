@@ -59,22 +59,25 @@ class _Interruption:
         self._act = act
         self._met = met
         self.moment: Moment | None = None
+        # One object each: the interpreter borrows its reference to a trace function while it calls it, and a
+        # new bound method, which may be gone by then, once was a traceback in its place.
+        self.begin, self._step = self._begin, self._take_step
 
-    def begin(self, frame: FrameType, event: str, arg: Any) -> Any:
+    def _begin(self, frame: FrameType, event: str, arg: Any) -> Any:
         if self.moment is not None or not frame.f_code.co_filename.startswith(_TRACED):
             return None
-        frame.f_trace = self.step  # from Python 3.13 on, the next line has no effect without it
+        frame.f_trace = self._step  # from Python 3.13 on, the next line has no effect without it
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        return self.step
+        return self._step
 
-    def step(self, frame: FrameType, event: str, arg: Any) -> Any:
+    def _take_step(self, frame: FrameType, event: str, arg: Any) -> Any:
         moment = frame.f_code, frame.f_lasti
         if event == "opcode" and self.moment is None and moment not in self._met:
             self._met.add(moment)
             if frame.f_lasti in _offsets(frame.f_code):
                 self.moment = moment
                 self._act()
-        return self.step
+        return self._step
 
 
 def at_every_moment(
