@@ -6,7 +6,6 @@ upload are in memory until the upload is finished or expires. Uploads are experi
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import gzip
 import io
@@ -68,6 +67,8 @@ from tinker_sync.wire import json as json_codec
 from tinker_sync.wire.paths import segment
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tinker_sync.local.engine.model import ModelConfig
     from tinker_sync.local.engine.safetensors import Array
     from tinker_sync.local.engine.training import AdapterTrainer
@@ -673,20 +674,22 @@ async def _file(service: Service, stored: StoredFile, headers: dict[str, str]) -
     await service.on_disk(stored.path.stat)
 
     async def stream(write: Callable[[bytes], Awaitable[None]]) -> None:
-        file = await service.on_disk(lambda: stored.path.open("rb"))
-        try:
-            await service.on_disk(file.seek, start)
-            left = end - start
-            while left:
-                piece = await service.on_disk(file.read, min(_PIECE_BYTES, left))
-                if not piece:
-                    raise OSError(f"{stored.path.name} became shorter")
-                left -= len(piece)
-                await write(piece)
-        finally:
-            await asyncio.shield(service.on_disk(file.close))
+        at = start
+        while at < end:
+            piece = await service.on_disk(_piece, stored.path, at, min(_PIECE_BYTES, end - at))
+            if not piece:
+                raise OSError(f"{stored.path.name} became shorter")
+            at += len(piece)
+            await write(piece)
 
     return Answer(status=status, content_type=_OCTETS, headers=common, stream=stream)
+
+
+def _piece(path: Path, at: int, size: int) -> bytes:
+    # Opened for each piece, because a request may end while a thread opens the file: nobody would close it.
+    with path.open("rb") as file:
+        file.seek(at)
+        return file.read(size)
 
 
 def _range(asked: str, size: int) -> tuple[int, int] | None:
