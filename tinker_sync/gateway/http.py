@@ -22,7 +22,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
 from http import HTTPStatus
-from typing import Any, Final, NamedTuple, NoReturn, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from tinker_sync._base.clock import make_lock
 from tinker_sync._base.log import Log
@@ -206,8 +206,8 @@ class Connection:
                 with suppress(OSError):
                     self._socket.setblocking(True)
 
-    def _receive(self, deadline_s: float, most_bytes: int = _RECEIVED_BYTES) -> bytes | None:
-        """Return what the agent has sent next, or None if nothing came in time.
+    def _receive(self, deadline_s: float, late: Exception, most_bytes: int = _RECEIVED_BYTES) -> bytes:
+        """Return what the agent has sent next. Raise `late` if nothing came in time.
 
         Raises:
             Gone: the agent has closed the connection.
@@ -220,7 +220,7 @@ class Connection:
             if received == b"":
                 raise Gone
             if time.monotonic() >= deadline_s:
-                return None
+                raise late
             if received:
                 return received
 
@@ -233,14 +233,14 @@ class Connection:
         """
         octets = self._received.lstrip(b"\r\n")
         while not octets:
-            octets = (self._receive(idle_until_s) or _late(Gone())).lstrip(b"\r\n")
+            octets = self._receive(idle_until_s, Gone()).lstrip(b"\r\n")
         deadline_s = time.monotonic() + _HEAD_S
         while (found := _END_OF_HEAD.search(octets)) is None:
             if not octets[:1].isalpha():  # such as the beginning of TLS
                 raise Refusal(400, _NOT_HTTP)
             if len(octets) > _MOST_HEAD_BYTES:
                 raise Refusal(431, "the headers are too long")
-            octets += self._receive(deadline_s) or _late(Refusal(408, _LATE))
+            octets += self._receive(deadline_s, Refusal(408, _LATE))
         request = _parse_head(octets[: found.start()].decode("latin-1"))
         self._received, self._unread = octets[found.end() :], int(request.headers.get("content-length", "0"))
         return request
@@ -249,8 +249,7 @@ class Connection:
         pieces, self._received = [self._received[:size]], self._received[size:]
         left, deadline_s = size - len(pieces[0]), time.monotonic() + _HEAD_S + size / _BODY_BYTES_PER_S
         while left:  # parts as they come, so that memory is used for what has arrived
-            received = self._receive(deadline_s, min(left, _RECEIVED_BYTES))
-            pieces.append(received or _late(Refusal(408, _LATE)))
+            pieces.append(self._receive(deadline_s, Refusal(408, _LATE), min(left, _RECEIVED_BYTES)))
             left -= len(pieces[-1])
         self._unread = 0
         return b"".join(pieces)
@@ -267,12 +266,8 @@ class Connection:
         self._socket.shutdown(socket.SHUT_WR)
         _limit_waits(self._socket, _LINGER_S)
         deadline_s = time.monotonic() + _LINGER_S
-        while self._receive(deadline_s):
-            pass
-
-
-def _late(error: Exception) -> NoReturn:
-    raise error
+        while True:  # until the agent has closed the connection, or the time is over
+            self._receive(deadline_s, Gone())
 
 
 def _limit_waits(sock: socket.socket, limit_s: float) -> None:

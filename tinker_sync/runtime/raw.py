@@ -21,6 +21,7 @@ from tinker_sync._base.secret import HeaderMap
 from tinker_sync.config.settings import header_problem
 from tinker_sync.errors import InvalidInputError, WireError
 from tinker_sync.runtime.calls import foreign_promise, odd_answer, read_promise
+from tinker_sync.runtime.futures import APIFuture, settle
 from tinker_sync.runtime.polls import Promise
 from tinker_sync.transport.call import NO_HEADERS
 from tinker_sync.wire import json as wire_json
@@ -29,7 +30,6 @@ from tinker_sync.wire.paths import query_text
 
 if TYPE_CHECKING:
     from tinker_sync.runtime.client import ClientRuntime
-    from tinker_sync.runtime.futures import APIFuture
     from tinker_sync.transport.call import Reply
 
 T = TypeVar("T")
@@ -213,12 +213,7 @@ def later(runtime: ClientRuntime, work: Callable[[], T], *, changes: bool) -> AP
         if not future._begin():
             return
         future._mark_sending()
-        try:
-            value = work()
-        except Exception as error:  # noqa: BLE001  # the future raises it
-            future.fail(error)
-        else:
-            future.resolve(value)
+        settle(future, work)
 
     runtime.pools.rest.run_call(carried(run))
     if changes:
