@@ -45,6 +45,12 @@ RAW_PASS = {
         ],
     }
 }
+RAW_SAMPLE = {
+    "seq_id": 7,
+    "num_samples": 1,
+    "prompt": {"chunks": [{"type": "encoded_text", "tokens": [1, 2]}]},
+    "sampling_params": {"max_tokens": 1},
+}
 
 
 class Grown(Application):
@@ -147,13 +153,7 @@ def test_a_refused_raw_call_fails_alone(tmp_path: Path) -> None:
 def test_a_cancelled_raw_call_is_cancelled_at_the_server() -> None:
     with stubbed(dynamic_config={"sample_cancel_enabled": True}, latency_s=3600.0) as (stub, service):
         sampling = service.create_sampling_client(base_model="stub/model").result()
-        body = {
-            "sampling_session_id": sampling.sampling_session_id,
-            "seq_id": 7,
-            "num_samples": 1,
-            "prompt": {"chunks": [{"type": "encoded_text", "tokens": [1, 2]}]},
-            "sampling_params": {"max_tokens": 1},
-        }
+        body = {**RAW_SAMPLE, "sampling_session_id": sampling.sampling_session_id}
         future = service.request("POST", "/api/v1/asample", body, promise=True)
         stub.await_asked("/retrieve_future")
         assert future.cancel()
@@ -167,13 +167,7 @@ def test_a_promise_of_another_call_is_refused() -> None:
         mine = sampling.sample(PROMPT, 1, SamplingParams(max_tokens=1))
         stub.await_asked("/retrieve_future")
         stub.script("/asample", Answer(body={"request_id": mine.request_id}))
-        body = {
-            "sampling_session_id": sampling.sampling_session_id,
-            "seq_id": 7,
-            "num_samples": 1,
-            "prompt": {"chunks": [{"type": "encoded_text", "tokens": [1, 2]}]},
-            "sampling_params": {"max_tokens": 1},
-        }
+        body = {**RAW_SAMPLE, "sampling_session_id": sampling.sampling_session_id}
         other = service.request("POST", "/api/v1/asample", body, promise=True)
         stub.await_asked("/asample", 3)
         stub.await_asked("/retrieve_future", 2)
