@@ -58,7 +58,6 @@ ON_A_LOOP = (
     "local/running.py",
     "testing/_middleware.py",
     "testing/tapes.py",
-    "testing/_backends.py",
 )
 
 

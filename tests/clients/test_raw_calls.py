@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 from support.embedded import KEY, base_model
 from support.tinker_stub import Answer, StubServer
@@ -21,8 +22,9 @@ from tinker_sync.errors import (
     UnsupportedByServerError,
 )
 from tinker_sync.local.engine.host import Host
+from tinker_sync.local.server import http
 from tinker_sync.local.server.app import build
-from tinker_sync.local.server.http import Application, Message, Receive, Send, ServerThread
+from tinker_sync.local.server.http import Application, Request, ServerThread
 from tinker_sync.local.server.state import Flags
 from tinker_sync.local.store import Store
 
@@ -30,9 +32,9 @@ DATA = [Datum(ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3]})]
 PROMPT = ModelInput.from_ints([1, 2, 3])
 STEP = AdamParams(learning_rate=1e-3)
 NEW_ROUTES = {
-    b"/api/v1/gentle_pass": b"/api/v1/forward_backward",
-    b"/api/v1/gentle_step": b"/api/v1/optim_step",
-    b"/api/v1/gentle_sample": b"/api/v1/asample",
+    "/api/v1/gentle_pass": "/api/v1/forward_backward",
+    "/api/v1/gentle_step": "/api/v1/optim_step",
+    "/api/v1/gentle_sample": "/api/v1/asample",
 }
 RAW_PASS = {
     "forward_backward_input": {
@@ -62,8 +64,8 @@ class Grown(Application):
         self.numbers: list[tuple[str, Any]] = []
         """The path and the number of each call on a model, in order of arrival."""
 
-    def keeps_body(self, scope: Message) -> bool:
-        return self.app.keeps_body(scope)
+    def keeps_body(self, request: Request) -> bool:
+        return self.app.keeps_body(request)
 
     async def startup(self) -> None:
         await self.app.startup()
@@ -71,18 +73,11 @@ class Grown(Application):
     async def shutdown(self) -> None:
         await self.app.shutdown()
 
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        path: bytes = scope["raw_path"]
-        known = NEW_ROUTES.get(path, path)
-
-        async def received() -> Message:
-            event = await receive()
-            body = event.get("body", b"")
-            if path in NEW_ROUTES or path.endswith(b"/save_weights"):
-                self.numbers.append((path.decode().rpartition("/")[2], json.loads(body)["seq_id"]))
-            return event
-
-        await self.app({**scope, "path": known.decode(), "raw_path": known}, received, send)
+    async def __call__(self, request: Request) -> http.Answer:
+        path = request.path
+        if path in NEW_ROUTES or path.endswith("/save_weights"):
+            self.numbers.append((path.rpartition("/")[2], json.loads(request.body)["seq_id"]))
+        return await self.app(attrs.evolve(request, path=NEW_ROUTES.get(path, path)))
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tinker_sync.local.server.http import Application, ServerThread
+from tinker_sync.local.server.http import Answer, Application, Request, ServerThread, Write
 from tinker_sync.testing import FaultPlan, faults
 from tinker_sync.testing._middleware import FaultMiddleware
 from tinker_sync.testing._scene import Scene
@@ -28,15 +28,18 @@ class Work(Application):
         self.done: list[str] = []
         self.bodies: list[bytes] = []
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        event = await receive()
-        self.done.append(scope["path"])
-        self.bodies.append(event["body"])
-        reply = json.dumps({"session_id": "s-1"}).encode() if scope["path"].endswith("n") else REPLY
-        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(reply))]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": reply[:10], "more_body": True})
-        await send({"type": "http.response.body", "body": reply[10:]})
+    async def __call__(self, request: Request) -> Answer:
+        self.done.append(request.path)
+        self.bodies.append(request.body)
+        reply = json.dumps({"session_id": "s-1"}).encode() if request.path.endswith("n") else REPLY
+
+        async def stream(write: Write) -> None:
+            await write(reply[:10])
+            await write(reply[10:])
+
+        if request.path.endswith("n"):
+            return Answer(reply)
+        return Answer(headers={"content-length": str(len(reply))}, stream=stream)
 
 
 class Wire:
@@ -126,16 +129,17 @@ def events(plan: FaultPlan, monkeypatch: pytest.MonkeyPatch, *, pace: float = 1.
     async def sleep(seconds: float) -> None:
         found.append(seconds)
 
-    async def receive() -> Any:
-        return {"type": "http.request", "body": b"{}", "more_body": False}
+    async def write(piece: bytes) -> None:
+        found.append(piece)
 
-    async def send(event: Any) -> None:
-        found.append(event.get("body", event["type"]))
+    async def exchange() -> None:
+        answer = await FaultMiddleware(Work(), Scene(plan), pace=pace)(Request("POST", "/api/v1/asample"))
+        found.append(answer.status)
+        assert answer.stream is not None
+        await answer.stream(write)
 
     monkeypatch.setattr(asyncio, "sleep", sleep)
-    path = "/api/v1/asample"
-    scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": []}
-    asyncio.run(FaultMiddleware(Work(), Scene(plan), pace=pace)(scope, receive, send))
+    asyncio.run(exchange())
     return found
 
 
@@ -144,7 +148,7 @@ def test_a_slow_body(monkeypatch: pytest.MonkeyPatch) -> None:
     edges = [0, len(REPLY) // 3, len(REPLY) * 2 // 3, len(REPLY)]
     first, second, third = (REPLY[edges[piece] : edges[piece + 1]] for piece in range(3))
     found = events(plan(faults.slow(0.2, pieces=3)), monkeypatch)
-    assert found == [0.0, "http.response.start", first, 0.1, second, 0.1, third]
+    assert found == [0.0, 200, first, 0.1, second, 0.1, third]
 
 
 @pytest.mark.parametrize("after_work", [False, True])
@@ -183,5 +187,5 @@ def test_an_expired_session_gets_410_and_a_new_one_works() -> None:
 
 def test_latency_comes_before_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
     late = FaultPlan().latency("asample", 0.15)
-    assert events(late, monkeypatch)[:2] == [0.15, "http.response.start"]
+    assert events(late, monkeypatch)[:2] == [0.15, 200]
     assert late.latency_of("optim_step") == 0

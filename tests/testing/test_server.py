@@ -15,7 +15,6 @@ from support.training_job import MODEL, train
 
 import tinker_sync
 from tinker_sync.errors import (
-    APIConnectionError,
     ConfigurationError,
     InvalidInputError,
     NotFoundError,
@@ -44,14 +43,13 @@ def test_environment_variables_point_at_the_server(monkeypatch: pytest.MonkeyPat
             assert client.holder.settings.pace == server.pace
 
 
-@pytest.mark.parametrize("process", [False, True])
-def test_a_program_may_end_without_closing_the_server(tmp_path: Path, process: bool) -> None:
+def test_a_program_may_end_without_closing_the_server(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(
         f"""
 from tinker_sync.testing import LocalServer
 if __name__ == "__main__":
-    server = LocalServer(model={MODEL!r}, process={process}, data_dir={str(tmp_path / "data")!r}).start()
+    server = LocalServer(model={MODEL!r}, data_dir={str(tmp_path / "data")!r}).start()
     service = server.service()
     training = service.create_lora_training_client({MODEL!r}, rank=2)
     training.save_state("a").result()
@@ -66,9 +64,6 @@ if __name__ == "__main__":
         check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    fcntl = pytest.importorskip("fcntl")
-    with (tmp_path / "data" / "lock").open("rb") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # the child process may end after the program
     with Store(tmp_path / "data") as store:
         [session] = store.list_sessions(10, 0)[0]
         status = store.session(session).status
@@ -118,9 +113,8 @@ def test_close_leaves_no_thread_and_no_file(tmp_path: Path, monkeypatch: pytest.
     assert [thread for thread in threading.enumerate() if thread not in before] == []
 
 
-@pytest.mark.parametrize("process", [False, True])
-def test_a_restart_keeps_checkpoints_and_loses_models(process: bool, tmp_path: Path) -> None:
-    with local(process=process, data_dir=tmp_path / "data") as server, server.service() as service:
+def test_a_restart_keeps_checkpoints_and_loses_models(tmp_path: Path) -> None:
+    with local(data_dir=tmp_path / "data") as server, server.service() as service:
         training = service.create_lora_training_client(MODEL, rank=4).result()
         path = training.save_state("kept").result(120).path
         url = server.url
@@ -133,22 +127,9 @@ def test_a_restart_keeps_checkpoints_and_loses_models(process: bool, tmp_path: P
             assert resumed.optim_step(tinker_sync.AdamParams()).result(120) is not None
 
 
-def test_a_server_in_a_process_has_the_same_numbers_and_faults() -> None:
-    with local() as server, server.service() as service:
-        expected = train(service)
-    plan = (
-        FaultPlan()
-        .on("forward_backward", faults.lost_answer(), nth=1)
-        .on("optim_step", faults.truncated(), nth=2)
-        .on("retrieve_future", faults.reset(), nth=3)
-    )
-    with local(plan, process=True) as server, server.service() as service:
-        assert train(service) == expected
-        assert server.pending_faults == ()
-        backend: Any = server._backend
-        backend.kill()
-        with server.service(max_retries=0, deadline=5) as hasty, pytest.raises(APIConnectionError):
-            hasty.get_server_capabilities()
+def test_what_the_server_has_no_more() -> None:
+    with pytest.raises(TypeError, match=r"python -m tinker_sync\.local"):
+        LocalServer(process=True)
 
 
 # ------------------------------------------------------------------------------------------ recorded calls
@@ -225,13 +206,11 @@ def test_numbers_depend_on_the_seed() -> None:
     assert outcomes[0]["losses"][1] != outcomes[2]["losses"][1]
 
 
-@pytest.mark.parametrize(
-    ("code", "process"), [*((code, False) for code in (400, 401, 404, 413, 422)), (404, True)]
-)
-def test_a_planned_refusal_uses_up_its_number(code: int, process: bool) -> None:
+@pytest.mark.parametrize("code", [400, 401, 404, 413, 422])
+def test_a_planned_refusal_uses_up_its_number(code: int) -> None:
     """The server does not wait for the number of a call that the plan refuses, and carries out the next."""
     plan = FaultPlan().on("optim_step", faults.status(code), nth=1)
-    with LocalServer(plan, model="tinker-sync/random", process=process, gap_patience_s=600.0) as server:
+    with LocalServer(plan, model="tinker-sync/random", gap_patience_s=600.0) as server:
         wire = Wire(server.url, server.key)
         session = wire.session()
         making = {

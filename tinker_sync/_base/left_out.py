@@ -108,6 +108,7 @@ OPTIONS_OF_TRANSFORMERS: Final = (
 _VERIFY: Final = "call tinker_sync.loop.verify_checkpoint after the save"
 _ARGUMENTS: Final = {
     "FaultPlan(seed)": _LATENCY,
+    "LocalServer(process)": "leave it out; a test that kills a server starts `python -m tinker_sync.local`",
     "ServiceClient(journal)": _CRASHES,
     "ServiceClient(keeper)": "leave it out; if the server drops the session of a process that did not run "
     "for minutes, recover() or service.checkpoints() goes on from the last save",

@@ -467,11 +467,6 @@ class ServerProcess:
             self._process.wait()
         _remove(self._place)
 
-    def kill(self) -> None:
-        """Kill the child at once, as a crash does, and remove its directory."""
-        self._process.kill()
-        self.end(0)
-
     def summarize_exit(self) -> str:
         """Return the error message for a child that has ended by itself, and remove its directory.
 

@@ -275,8 +275,8 @@ def main_of_child(orders: dict[str, Any]) -> None:
     Args:
         orders: "place" (the directory of this process, removed at the end), "fd" (the bound socket; None:
             bind "port"), "port", "key", "models", "data_dir" (None: a directory in "place") and, if wanted,
-            "flags" (settings), "or_temporary" (True: use a directory in "place" if "data_dir" cannot be used)
-            and "most_bytes" (the most bytes of checkpoints that are kept; the oldest ones go first).
+            "or_temporary" (True: use a directory in "place" if "data_dir" cannot be used) and "most_bytes"
+            (the most bytes of checkpoints that are kept; the oldest ones go first).
     """
     place = Path(orders["place"])
     report = _StartReport()
@@ -296,7 +296,7 @@ def main_of_child(orders: dict[str, Any]) -> None:
 def _serve_owner(orders: dict[str, Any], place: Path, report: _StartReport, watch: _OwnerWatch) -> None:
     descriptor = orders["fd"]
     listening = None if descriptor is None else socket.socket(fileno=descriptor)
-    options = {"key": orders["key"], "models": orders["models"], "flags": orders.get("flags")}
+    options = {"key": orders["key"], "models": orders["models"]}
     with ExitStack() as parts:
         notices: list[str] = []
         data_dir = Path(orders["data_dir"] or place / "data")

@@ -7,8 +7,8 @@
     record        keep the answers of any server in a file, for `replay`
     fixtures      `tinker_server` and `tinker_service`, which pytest finds where the package is installed
 
-Calls arrive on the server's own thread; tests read them from any thread. `LocalServer(process=True)` starts
-its process through `tinker_sync.local.launch`. Every name loads its module on first use.
+Calls arrive on the server's own thread; tests read them from any thread. Every name loads its module on
+first use.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ class RecordedCall:
         self.status: int | None = None
         """The status of the reply; None before the reply, and for a call without one."""
         self.over = threading.Event()
-        """Set after the reply, or when the connection is cut."""
+        """Set when the server has made its reply, before it sends it, or when it cuts the connection."""
         self._content = content
         self._is_protobuf = self.headers.get("content-type", "").startswith(_PROTOBUF)
 

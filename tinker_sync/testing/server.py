@@ -1,7 +1,7 @@
 """`LocalServer`: a real server on this machine whose calls go wrong as planned.
 
-A thread of this process accepts requests, applies faults and records calls. The server behind it runs in the
-same thread or in a child process. Time on the wire is real; `pace` shortens pauses.
+A thread of this process accepts requests, applies faults, records calls and runs the server. Time on the wire
+is real; `pace` shortens pauses.
 """
 
 from __future__ import annotations
@@ -9,10 +9,12 @@ from __future__ import annotations
 import secrets
 import tempfile
 import weakref
+from contextlib import ExitStack
 from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from tinker_sync._base.left_out import refuse_arguments
 from tinker_sync.errors import ConfigurationError
 from tinker_sync.testing._scene import Scene
 from tinker_sync.testing.plan import EVERY, FaultPlan, FaultRule, check_endpoint
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
 
     from tinker_sync.clients.service import ServiceClient
     from tinker_sync.local.server.http import ServerThread
-    from tinker_sync.testing._backends import ProcessBackend, ThreadBackend
     from tinker_sync.testing.calls import RecordedCall
 
 PACE: Final = 0.01
@@ -48,7 +49,6 @@ class LocalServer:
             1 is real time; the default shortens each pause and delay to a hundredth.
         key: the key that clients send; None: a new one.
         data_dir: the directory for checkpoints and other state; None: one that is removed at the end.
-        process: run the server in a child process, which starts more slowly and can be killed.
         json_only: accept and send JSON only, as servers before protobuf do.
         settings: other settings of the server, such as `fwdbwd_max_chunk_len=2` or `hold_s=1.0`.
 
@@ -71,7 +71,6 @@ class LocalServer:
         pace: float = PACE,
         key: str | None = None,
         data_dir: str | PathLike[str] | None = None,
-        process: bool = False,
         json_only: bool = False,
         **settings: Any,
     ) -> None:
@@ -81,11 +80,11 @@ class LocalServer:
         """The key that clients send."""
         self._model = fspath(model)
         self._data_dir = None if data_dir is None else Path(data_dir)
-        self._process = process
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        refuse_arguments("LocalServer", settings)
         self._settings = {"seed": seed, "json_only": json_only, **settings}
         self._scene = Scene(plan or FaultPlan())
-        self._backend: ThreadBackend | ProcessBackend | None = None
+        self._parts: ExitStack | None = None
         self._thread: ServerThread | None = None
         self._port = 0
         self._services: weakref.WeakSet[ServiceClient] = weakref.WeakSet()
@@ -113,15 +112,14 @@ class LocalServer:
     def restart(self) -> None:
         """End the server and start it again at the same address, as after a crash.
 
-        Models, results and unsaved samplers are lost; sessions and checkpoints are not. A child process is
-        killed.
+        Models, results and unsaved samplers are lost; sessions and checkpoints are not.
 
         Raises:
             ConfigurationError: the server is not running.
         """
         if self._thread is None:
             raise ConfigurationError("this server is not running")
-        self._end(kill=True)
+        self._end()
         self._begin()
 
     def close(self) -> None:
@@ -140,34 +138,30 @@ class LocalServer:
             raise failure
 
     def _begin(self) -> None:
+        from tinker_sync.local.engine.host import load_base_model
+        from tinker_sync.local.running import assemble
         from tinker_sync.local.server.http import ServerThread
-        from tinker_sync.testing._backends import ProcessBackend, ThreadBackend
         from tinker_sync.testing._middleware import FaultMiddleware
 
+        load_base_model(self._model)  # so that a wrong model is reported as an argument, not as a setting
         directory = self._data_dir or Path(self._temporary.name if self._temporary else "") / "data"
-        kind = ProcessBackend if self._process else ThreadBackend
-        self._backend = kind(model=self._model, key=self.key, data_dir=directory, settings=self._settings)
-        app = FaultMiddleware(self._backend.app, self._scene, pace=self.pace)
-        # A restart uses the same port, so that clients find the server again.
-        thread = ServerThread(app, key=self.key, port=self._port)
-        try:
+        with ExitStack() as parts:
+            app = parts.enter_context(
+                assemble(directory, key=self.key, models=[self._model], flags=self._settings)
+            )
+            # A restart uses the same port, so that clients find the server again.
+            thread = ServerThread(
+                FaultMiddleware(app, self._scene, pace=self.pace), key=self.key, port=self._port
+            )
+            parts.callback(thread.stop)  # before the store is closed
             thread.start()
-        except BaseException:
-            self._end()
-            raise
+            self._parts = parts.pop_all()
         self._thread, self._port = thread, thread.port
 
-    def _end(self, *, kill: bool = False) -> None:
-        from tinker_sync.testing._backends import ProcessBackend
-
-        thread, self._thread = self._thread, None
-        backend, self._backend = self._backend, None
-        if kill and isinstance(backend, ProcessBackend):
-            backend.kill()
-        if thread is not None:
-            thread.stop()
-        if backend is not None:
-            backend.close()
+    def _end(self) -> None:
+        parts, self._parts, self._thread = self._parts, None, None
+        if parts is not None:
+            parts.close()
 
     def _remove_state(self) -> None:
         if self._temporary is not None:

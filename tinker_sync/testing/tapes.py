@@ -26,7 +26,7 @@ from tinker_sync import _embedded
 from tinker_sync._base.clock import SYSTEM_CLOCK
 from tinker_sync._base.threads import DaemonThread
 from tinker_sync.errors import ConfigurationError, InvalidInputError
-from tinker_sync.local.server.http import ABORT, Application, ServerThread
+from tinker_sync.local.server.http import Abort, Answer, Application, Request, ServerThread
 from tinker_sync.testing.cassette import (
     PLAIN_SETTINGS,
     Cassette,
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
     from tinker_sync.auth import Access
     from tinker_sync.clients.service import ServiceClient
-    from tinker_sync.local.server.http import Message, Receive, Send
 
 _REPLAY_KEY: Final = "tml-replayed"
 _UPSTREAM_S: Final = 600.0
@@ -195,22 +194,13 @@ class CassetteServer(Application):
         """Return the answer to a request, or None to drop the connection. Subclasses implement this."""
         raise NotImplementedError
 
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """Serve one request, as an ASGI application does."""
-        body = (await receive()).get("body", b"")
-        query = scope["query_string"].decode("ascii")
-        target = scope["raw_path"].decode("ascii") + (f"?{query}" if query else "")
-        received = {
-            name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]
-        }
-        reply = await self._answer(scope["method"], target, received, body)
+    async def __call__(self, request: Request) -> Answer:
+        """Answer one request."""
+        target = f"{request.path}?{request.query}" if request.query else request.path
+        reply = await self._answer(request.method, target, dict(request.headers), request.body)
         if reply is None:
-            await send({"type": ABORT, "reset": True})
-            return
-        head = {**reply.headers, "content-length": str(len(reply.content))}
-        sent = [(name.encode(), value.encode("latin-1")) for name, value in head.items()]
-        await send({"type": "http.response.start", "status": reply.status, "headers": sent})
-        await send({"type": "http.response.body", "body": reply.content})
+            raise Abort
+        return Answer(reply.content, reply.status, content_type="", headers=reply.headers)
 
 
 class _Forwarders:

@@ -7,15 +7,15 @@ import logging
 import random
 import warnings
 from pathlib import Path
-from typing import Any
 
+import attrs
 import pytest
 from interop.acceptance_script import Computed
 from support.embedded import KEY, running
 from support.newer_fields import newer_json, newer_protobuf
 
 from tinker_sync._base.clock import paced
-from tinker_sync.local.server.http import Application
+from tinker_sync.local.server.http import Answer, Application, Request
 
 
 @pytest.fixture(autouse=True)
@@ -45,17 +45,13 @@ class Newer(Application):
         self.max_body_bytes, self.keeps_body = app.max_body_bytes, app.keeps_body  # type: ignore[method-assign]
         self.startup, self.shutdown = app.startup, app.shutdown  # type: ignore[method-assign]
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        async def newer() -> Any:
-            event = await receive()
-            body = event.get("body")
-            if body and dict(scope["headers"]).get(b"content-type", b"").startswith(b"application/json"):
-                body = json.dumps(newer_json(self._rng, json.loads(body))).encode()
-            elif body:
-                body = newer_protobuf(self._rng, bytes(body))
-            return {**event, "body": body} if body else event
-
-        await self._app(scope, newer, send)
+    async def __call__(self, request: Request) -> Answer:
+        body = request.body
+        if body and request.headers.get("content-type", "").startswith("application/json"):
+            body = json.dumps(newer_json(self._rng, json.loads(body))).encode()
+        elif body:
+            body = newer_protobuf(self._rng, body)
+        return await self._app(attrs.evolve(request, body=body))
 
 
 def test_fields_of_a_newer_client_change_no_result(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

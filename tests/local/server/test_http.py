@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tinker_sync.local.server import http
-from tinker_sync.local.server.http import ABORT, Application, ServerThread
+from tinker_sync.local.server.http import Abort, Answer, Application, Request, ServerThread, Write
 from tinker_sync.wire.http1.server import RequestParser
 
 PATIENCE_S = 120.0
@@ -22,15 +22,14 @@ class Echo(Application):
     """An application that answers with the body of the request. Some paths select other answers."""
 
     def __init__(self) -> None:
-        self.seen: list[dict[str, Any]] = []
+        self.seen: list[Request] = []
         self.gone = threading.Event()
         self.life: list[str] = []
         self.sent = 0
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        event = await receive()
-        self.seen.append({**scope, "body": event["body"]})
-        await getattr(self, scope["path"].strip("/") or "echo", self.echo)(event["body"], receive, send)
+    async def __call__(self, request: Request) -> Answer:
+        self.seen.append(request)
+        return await getattr(self, request.path.strip("/") or "echo", self.echo)(request)
 
     async def startup(self) -> None:
         self.life.append("startup")
@@ -38,38 +37,35 @@ class Echo(Application):
     async def shutdown(self) -> None:
         self.life.append("shutdown")
 
-    async def echo(self, body: bytes, receive: Any, send: Any) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"x-a", b"b")]})
-        await send({"type": "http.response.body", "body": b"<" + body + b">"})
+    async def echo(self, request: Request) -> Answer:
+        return Answer(b"<" + request.body + b">", content_type="", headers={"x-a": "b"})
 
-    async def stream(self, body: bytes, receive: Any, send: Any) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        for piece in (b"one", b"", b"two"):
-            await send({"type": "http.response.body", "body": piece, "more_body": True})
-        await send({"type": "http.response.body", "body": b""})
+    async def flood(self, request: Request) -> Answer:
+        async def stream(write: Write) -> None:
+            for _ in range(PIECES):
+                await write(b"x" * 65536)
+                self.sent += 1
 
-    async def flood(self, body: bytes, receive: Any, send: Any) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        for _ in range(PIECES):
-            await send({"type": "http.response.body", "body": b"x" * 65536, "more_body": True})
-            self.sent += 1
-        await send({"type": "http.response.body", "body": b""})
+        return Answer(headers={"content-length": str(PIECES * 65536)}, stream=stream)
 
-    async def broken(self, body: bytes, receive: Any, send: Any) -> None:
+    async def broken(self, request: Request) -> Answer:
         raise RuntimeError("a bug")
 
-    async def half(self, body: bytes, receive: Any, send: Any) -> None:
-        headers = [(b"content-length", b"100")]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": b"only this", "more_body": True})
-        raise RuntimeError("a bug in the middle")
+    async def half(self, request: Request) -> Answer:
+        async def stream(write: Write) -> None:
+            await write(b"only this")
+            raise RuntimeError("a bug in the middle")
 
-    async def abort(self, body: bytes, receive: Any, send: Any) -> None:
-        await send({"type": ABORT})
+        return Answer(headers={"content-length": "100"}, stream=stream)
 
-    async def wait(self, body: bytes, receive: Any, send: Any) -> None:
-        assert (await receive())["type"] == "http.disconnect"
+    async def abort(self, request: Request) -> Answer:
+        raise Abort
+
+    async def wait(self, request: Request) -> Answer:
+        assert request.gone is not None
+        await request.gone
         self.gone.set()
+        return Answer()
 
 
 @contextlib.contextmanager
@@ -110,9 +106,7 @@ def test_a_request_in_pieces() -> None:
         answer = talk(thread, *pieces, b"he", b"llo", until=b"<hello>")
     assert answer.startswith(b"HTTP/1.1 200 OK\r\nx-a: b\r\ncontent-length: 7\r\n")
     seen = echo.seen[0]
-    assert (seen["method"], seen["path"], seen["query_string"]) == ("POST", "/echo", b"a=%20b")
-    assert (b"x-y", b"z") in seen["headers"]
-    assert echo.seen[0]["extensions"] == {ABORT: {}}
+    assert (seen.method, seen.path, seen.query, seen.headers["x-y"]) == ("POST", "/echo", "a=%20b", "z")
 
 
 def test_a_body_in_chunks() -> None:

@@ -1,6 +1,6 @@
 """The embedded server over HTTP: every call of the protocol, on one event loop.
 
-    http          HTTP/1.1 connections as calls of an ASGI application, framed by `wire.http1`; start and stop
+    http          HTTP/1.1 connections as calls of an application, framed by `wire.http1`; start and stop
     app           finds the call of a request, checks the key, turns errors into responses
     calls         the request and the response of a handler, and failures
     state         what the handlers share: settings, keys, models, samplers, sessions in memory

@@ -1,35 +1,29 @@
-"""The application: finds the call of a request, checks the key, runs the handler, and answers.
-
-It is an ASGI application: `tinker_sync.local.server.http` or any other ASGI server can run it, and another
-application can wrap it.
-"""
+"""The application: finds the call of a request, checks the key, runs the handler, and answers."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import logging
-import zlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qsl
 
 from tinker_sync._base.clock import SYSTEM_CLOCK, Clock
 from tinker_sync.errors import ConfigurationError
 from tinker_sync.local.server import account, checkpoints, promises, sampling, training
-from tinker_sync.local.server.calls import Answer, Ask, Handler, Refused, refusal_of
-from tinker_sync.local.server.http import Application
+from tinker_sync.local.server.calls import Ask, Handler, Refused, refusal_of
+from tinker_sync.local.server.http import Answer, Application, Request
 from tinker_sync.local.server.state import SHUTTING_DOWN, Flags, Service
 from tinker_sync.wire import json as json_codec
 from tinker_sync.wire import zstd
 from tinker_sync.wire.dialect import Dialect
 from tinker_sync.wire.endpoints import ENDPOINTS, NEWER, find
+from tinker_sync.wire.http1.content import accepted_encodings, decode
 from tinker_sync.wire.http1.framing import MalformedMessage, MessageTooLarge
 
 if TYPE_CHECKING:
     from tinker_sync.local.engine.host import Host
-    from tinker_sync.local.server.http import Message, Receive, Send
     from tinker_sync.local.store import Store
 
 HANDLERS: Final[Mapping[str, Handler]] = {
@@ -44,7 +38,7 @@ logger = logging.getLogger("tinker_sync.local")
 def build(
     store: Store, host: Host, *, key: str, flags: Flags | None = None, clock: Clock = SYSTEM_CLOCK
 ) -> App:
-    """Return the server as an ASGI application.
+    """Return the application of the server.
 
     Args:
         store: keeps all data that lasts. The caller closes it after the application has shut down.
@@ -65,7 +59,7 @@ def build(
 
 
 class App(Application):
-    """The ASGI application of the server; `build` makes it."""
+    """The application of the server; `build` makes it."""
 
     def __init__(self, service: Service) -> None:
         self.service = service
@@ -77,11 +71,6 @@ class App(Application):
             self._offered = {name for name in ENDPOINTS if dialect.offers(name)}
             self._offered -= {"client_config", "dynamic_config"}
 
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """Answer one request."""
-        answer = await self._answer(scope, receive)
-        await _send(answer, send, head_only=scope["method"] == "HEAD")
-
     async def startup(self) -> None:
         """Start the timers of the service."""
         await self.service.start()
@@ -90,51 +79,45 @@ class App(Application):
         """Answer the waiting polls, and end all work."""
         await self.service.close()
 
-    async def _answer(self, scope: Message, receive: Receive) -> Answer:
+    async def __call__(self, request: Request) -> Answer:
+        """Answer one request."""
         try:
-            return await self._handled(scope, receive)
+            return await self._handled(request)
         except Exception as problem:
             refused = refusal_of(problem)
             if refused is None and self.service.closing:
                 refused = Refused(503, SHUTTING_DOWN)
             elif refused is None:
-                logger.exception("%s %s failed", scope["method"], scope["path"])
+                logger.exception("%s %s failed", request.method, request.path)
                 refused = Refused(500, f"internal error: {type(problem).__name__}")
             elif refused.status >= 500 and not self.service.closing:
-                logger.error("%s %s: %s", scope["method"], scope["path"], refused.detail)  # noqa: TRY400  # no bug
+                logger.error("%s %s: %s", request.method, request.path, refused.detail)  # noqa: TRY400  # no bug
             # The conflict lasts, so clients that repeat a request after any 409 must not repeat this one.
             advice = {"x-should-retry": "false"} if refused.status == 409 else {}
             headers = {**advice, **refused.headers}
             return Answer(json_codec.dumps({"detail": refused.detail}), refused.status, headers=headers)
 
-    async def _handled(self, scope: Message, receive: Receive) -> Answer:
-        headers, path = _headers_of(scope), _path_of(scope)
-        if path.startswith(checkpoints.PREFIX) and scope["method"] == "PUT":
-            return await checkpoints.put_file(
-                self.service, path, scope["query_string"], await _Watch(receive).body()
-            )
-        if path.startswith(checkpoints.PREFIX):
-            return await checkpoints.fetch_file(
-                self.service, scope["method"], path, scope["query_string"], headers
-            )
-        found = find("GET" if scope["method"] == "HEAD" else scope["method"], path)
+    async def _handled(self, request: Request) -> Answer:
+        if request.path.startswith(checkpoints.PREFIX):
+            if request.method == "PUT":
+                return await checkpoints.put_file(self.service, request)
+            return await checkpoints.fetch_file(self.service, request)
+        found = find("GET" if request.method == "HEAD" else request.method, request.path)
         if found is None or found[0].name != "healthz":
-            self._check_key(headers)
+            self._check_key(request.headers)
         if found is None or found[0].name not in self._offered:
-            if self._has_other_method(path):
+            if self._has_other_method(request.path):
                 raise Refused(405, "Method Not Allowed")
             raise Refused(404, "Not Found")
         endpoint, ids = found
-        watch = _Watch(receive)
-        body = _unpacked(await watch.body(), headers, self.service.flags.max_body_bytes)
         ask = Ask(
             endpoint=endpoint,
             ids=ids,
-            query=dict(parse_qsl(scope["query_string"].decode("latin-1"))),
-            headers=headers,
-            body=body,
-            credential=headers.get("x-api-key", ""),
-            gone=watch.gone,
+            query=dict(parse_qsl(request.query)),
+            headers=request.headers,
+            body=_unpacked(request, self.service.flags.max_body_bytes),
+            credential=request.headers.get("x-api-key", ""),
+            gone=request.gone,
         )
         try:
             return await self._made(ask)
@@ -158,13 +141,13 @@ class App(Application):
             self.service.note_ignored(ask.ignored)
         return made if isinstance(made, Answer) else Answer(json_codec.dumps(made))
 
-    def keeps_body(self, scope: Message) -> bool:
+    def keeps_body(self, request: Request) -> bool:
         """Return False if the sender of a request has neither a key nor a signed address."""
         try:
-            if _path_of(scope).startswith(checkpoints.PREFIX):
-                checkpoints.check_address(self.service, _path_of(scope), scope["query_string"])
+            if request.path.startswith(checkpoints.PREFIX):
+                checkpoints.check_address(self.service, request)
             else:
-                self._check_key(_headers_of(scope))
+                self._check_key(request.headers)
         except Refused:
             return False
         return True
@@ -196,88 +179,22 @@ class App(Application):
         return any(hit is not None and hit[0].name in self._offered for hit in hits)
 
 
-def _headers_of(scope: Message) -> dict[str, str]:
-    return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-
-
-def _path_of(scope: Message) -> str:
-    path: str = scope.get("raw_path", b"").decode("latin-1") or scope["path"]
-    return path
-
-
-class _Watch:
-    """A reader of one request: `body` reads its body, and `gone` then waits until the client disconnects."""
-
-    def __init__(self, receive: Receive) -> None:
-        self._receive = receive
-
-    async def body(self) -> bytes:
-        parts = []
-        while True:
-            event = await self._receive()
-            if event["type"] == "http.disconnect":
-                raise Refused(400, "the request was not complete")
-            parts.append(event.get("body", b""))
-            if not event.get("more_body", False):
-                return b"".join(parts) if len(parts) > 1 else parts[0]
-
-    def gone(self) -> asyncio.Future[Any]:
-        return asyncio.ensure_future(self._receive())
-
-
-async def _send(answer: Answer, send: Send, *, head_only: bool) -> None:
-    headers = [(b"content-type", answer.content_type.encode())]
-    headers += [(name.encode(), value.encode("latin-1")) for name, value in answer.headers.items()]
-    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-    if answer.stream is not None and not head_only:
-
-        async def write(piece: bytes) -> None:
-            await send({"type": "http.response.body", "body": piece, "more_body": True})
-
-        await answer.stream(write)
-    await send({"type": "http.response.body", "body": answer.body})
-
-
-# ------------------------------------------------------------------------------------------ compressed bodies
-
-
-def _unpacked(body: bytes, headers: Mapping[str, str], limit: int) -> bytes:
-    """Return a request body, decompressed.
+def _unpacked(request: Request, limit: int) -> bytes:
+    """Return the body of a request, decompressed.
 
     Raises:
         Refused: the body is damaged or larger than `limit`, or its compression is not supported.
     """
-    coding = headers.get("content-encoding", "identity").strip().lower()
-    if len(body) > limit:
-        raise Refused(413, f"at most {limit} bytes are taken")
-    if coding == "identity" or not body:
-        return body
-    if coding == "zstd":
-        return _unzstd(body, limit)
-    if coding in ("gzip", "deflate"):
-        unpacker = zlib.decompressobj(wbits=47)  # zlib or gzip
-        try:
-            out = unpacker.decompress(body, limit + 1)
-        except zlib.error as problem:
-            raise Refused(400, f"the body is damaged: {problem}") from None
-        if len(out) <= limit and not unpacker.eof:
-            raise Refused(400, "the body is damaged: it ends too early")
-        return _bounded(out, limit)
-    raise Refused(415, f"content-encoding {coding!r} is not known")
-
-
-def _unzstd(body: bytes, limit: int) -> bytes:
-    if not zstd.is_available():
-        raise Refused(415, "content-encoding 'zstd' needs Python 3.14 or the package zstandard on the server")
+    coding = request.headers.get("content-encoding", "identity").strip().lower()
+    if coding not in ("identity", *accepted_encodings().split(", ")):
+        needs = "; it needs Python 3.14 or the package zstandard on the server" if coding == "zstd" else ""
+        raise Refused(415, f"content-encoding {coding!r} is not supported{needs}")
     try:
-        return zstd.decompress(body, limit=limit)
+        body = decode(request.body, coding, limit=limit)
     except MalformedMessage as problem:
         raise Refused(400, str(problem)) from None
     except MessageTooLarge:
-        raise Refused(413, f"at most {limit} bytes are taken") from None
-
-
-def _bounded(out: bytes, limit: int) -> bytes:
-    if len(out) > limit:
+        body = None
+    if body is None or len(body) > limit or len(request.body) > limit:
         raise Refused(413, f"at most {limit} bytes are taken")
-    return out
+    return body

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import re
 from collections.abc import Awaitable, Callable, Mapping
@@ -15,9 +14,10 @@ from tinker_sync.errors import InvalidInputError, TinkerError, WireError
 from tinker_sync.local.engine.host import Cancelled, HostClosed, UnknownRun
 from tinker_sync.local.store import StoreError
 from tinker_sync.wire import json as json_codec
-from tinker_sync.wire.endpoints import JSON, PROTOBUF, Endpoint
+from tinker_sync.wire.endpoints import PROTOBUF, Endpoint
 
 if TYPE_CHECKING:
+    import asyncio
     from typing import TypeAlias
 
     from tinker_sync.local.server.state import Service
@@ -120,8 +120,8 @@ class Ask:
     headers: Mapping[str, str]
     body: bytes
     credential: str = attrs.field(default="", repr=False)
-    gone: Callable[[], asyncio.Future[Any]] | None = None
-    """Returns a future that is done when the client has closed the connection."""
+    gone: asyncio.Future[None] | None = None
+    """Done when the client has closed the connection."""
     ignored: set[str] = attrs.field(factory=set, init=False)
     """Unknown fields of the body, by name."""
 
@@ -181,20 +181,6 @@ class Ask:
                 422, [{"loc": ["query", name], "msg": f"expected {least} to {most}", "type": "value_error"}]
             )
         return int(given)
-
-
-@attrs.frozen(eq=False)
-class Answer:
-    """The response to a request: its status, its headers and its body."""
-
-    body: bytes = b""
-    status: int = 200
-    content_type: str = JSON
-    headers: Mapping[str, str] = attrs.Factory(dict)
-    stream: Callable[[Callable[[bytes], Awaitable[None]]], Awaitable[None]] | None = None
-    """A function that writes the body in pieces, in place of `body`. Its argument writes one piece.
-
-    `headers` must then have the content length."""
 
 
 Handler: TypeAlias = "Callable[[Service, Ask], Awaitable[Any]]"

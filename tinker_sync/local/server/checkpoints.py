@@ -12,7 +12,7 @@ import io
 import json
 import re
 import tarfile
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from email.utils import format_datetime
@@ -27,7 +27,8 @@ from tinker_sync.errors import InvalidInputError
 from tinker_sync.local.engine import safetensors
 from tinker_sync.local.engine.lora import LoraParams, LoraSettings
 from tinker_sync.local.engine.training import AdamState
-from tinker_sync.local.server.calls import Answer, Calls, Refused, UserFault
+from tinker_sync.local.server.calls import Calls, Refused, UserFault
+from tinker_sync.local.server.http import Answer
 from tinker_sync.local.server.state import Upload, path_of
 from tinker_sync.local.server.training import (
     check_free,
@@ -73,6 +74,7 @@ if TYPE_CHECKING:
     from tinker_sync.local.engine.safetensors import Array
     from tinker_sync.local.engine.training import AdapterTrainer
     from tinker_sync.local.server.calls import Ask
+    from tinker_sync.local.server.http import Request, Write
     from tinker_sync.local.server.state import LiveModel, Service
     from tinker_sync.local.store import CheckpointKind
     from tinker_sync.local.store.folders import StoredFile
@@ -596,9 +598,7 @@ async def export_session_trace(service: Service, ask: Ask) -> Any:
 # ------------------------------------------------------------------------------------------------ downloads
 
 
-async def fetch_file(
-    service: Service, method: str, path: str, query: bytes, headers: dict[str, str]
-) -> Answer:
+async def fetch_file(service: Service, request: Request) -> Answer:
     """Return a file.
 
     The files of checkpoints come with ranges and checksums, so that clients can resume a download. Archives
@@ -609,10 +609,10 @@ async def fetch_file(
             file, or the range lies outside it.
         StoreError: the checkpoint does not exist.
     """
-    if method not in ("GET", "HEAD"):
+    if request.method not in ("GET", "HEAD"):
         raise Refused(405, "files can only be fetched")
-    check_address(service, path, query)
-    kind, owner, name, file = (unquote(part) for part in path.removeprefix(PREFIX).split("/"))
+    check_address(service, request)
+    kind, owner, name, file = (unquote(part) for part in request.path.removeprefix(PREFIX).split("/"))
     if kind == "trace":
         return Answer(_trace(service, owner), content_type=_OCTETS)
     checkpoint: Any = kind.removeprefix("archive-")
@@ -622,16 +622,16 @@ async def fetch_file(
             return Answer(await service.on_disk(_archive, files), content_type=_OCTETS)
         if file not in files:
             raise Refused(404, "there is no such file")
-        return await _file(service, files[file], headers)
+        return await _file(service, files[file], request.headers)
     except FileNotFoundError:  # deleted after its record was read
         raise Refused(404, "the checkpoint was deleted or replaced") from None
 
 
-def check_address(service: Service, path: str, query: bytes) -> None:
+def check_address(service: Service, request: Request) -> None:
     """Raise `Refused` if the signature of an address is wrong or has expired."""
-    given = parse_qs(query.decode("latin-1"))
+    given = parse_qs(request.query)
     expires, signature = (given.get(name, [""])[0] for name in ("expires", "signature"))
-    if not service.signer.allows(path, expires, signature):
+    if not service.signer.allows(request.path, expires, signature):
         raise Refused(403, "this address is not valid, or not any more")
 
 
@@ -656,7 +656,7 @@ def _archive(files: dict[str, StoredFile]) -> bytes:
     return packed.getvalue()
 
 
-async def _file(service: Service, stored: StoredFile, headers: dict[str, str]) -> Answer:
+async def _file(service: Service, stored: StoredFile, headers: Mapping[str, str]) -> Answer:
     tag = f'"{stored.sha256}"'
     common = {
         "etag": tag,
@@ -673,7 +673,7 @@ async def _file(service: Service, stored: StoredFile, headers: dict[str, str]) -
     common["content-length"] = str(end - start)
     await service.on_disk(stored.path.stat)
 
-    async def stream(write: Callable[[bytes], Awaitable[None]]) -> None:
+    async def stream(write: Write) -> None:
         at = start
         while at < end:
             piece = await service.on_disk(_piece, stored.path, at, min(_PIECE_BYTES, end - at))
@@ -743,18 +743,18 @@ async def external_weights_upload_start(service: Service, ask: Ask) -> Any:
     return ExternalWeightsUploadStartResult(upload_id=upload_id, urls=urls, expires=moment)
 
 
-async def put_file(service: Service, path: str, query: bytes, body: bytes) -> Answer:
+async def put_file(service: Service, request: Request) -> Answer:
     """Receive a file of an upload, and keep it in memory.
 
     Raises:
         Refused: the address is not valid, or the upload has ended.
     """
-    check_address(service, path, query)
-    kind, upload_id, _, name = path.removeprefix(PREFIX).split("/")
+    check_address(service, request)
+    kind, upload_id, _, name = request.path.removeprefix(PREFIX).split("/")
     upload = service.uploads.get(upload_id)
     if kind != "upload" or upload is None or upload.path is not None or name not in FILES:
         raise Refused(404, "nothing can be put here, or not any more")
-    upload.files[name] = body
+    upload.files[name] = request.body
     return Answer(b"{}")
 
 

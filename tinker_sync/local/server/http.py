@@ -1,13 +1,13 @@
-"""HTTP/1.1 for an ASGI application, on asyncio and nothing else.
+"""HTTP/1.1 for an application, on asyncio and nothing else.
 
 A connection is a protocol object of a few hundred bytes and, during a request, one task. A held poll has no
 thread and no buffer, so thousands of them cost little. The application gets a request when it is complete.
 The server refuses a request that is too large as soon as it knows the size: at once if the head has it.
 The bodies of requests whose head the application refuses are dropped as they come.
 
-An application is an `Application`: it has methods for its start and end, and no ASGI lifespan. One event is
-not part of ASGI: an application, or a wrapper of it, sends `ABORT` to cut the connection. Tests use it as a
-fault.
+An `Application` is called with a `Request` and returns an `Answer`, whole or as a function that writes the
+body in pieces. It raises `Abort` to cut the connection instead, which tests use as a fault. An application
+that wraps another one sees the same requests and answers.
 
 The coroutine `serve_app` starts the application, listens, waits for the signal to stop, and
 shuts down. `ServerThread` runs it in a thread, for tests and short programs.
@@ -23,29 +23,72 @@ import logging
 import socket
 import struct
 import threading
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, TypeAlias
+
+import attrs
 
 from tinker_sync._base.threads import DaemonThread
+from tinker_sync.wire.endpoints import JSON
 from tinker_sync.wire.http1.framing import MalformedMessage, MessageTooLarge
 from tinker_sync.wire.http1.server import RequestHead, RequestParser
 
-if TYPE_CHECKING:
-    from typing import TypeAlias
+# ------------------------------------------------------------------------------------- requests and answers
+
+
+@attrs.frozen(eq=False)
+class Request:
+    """A complete request. `path` and `query` are as they were sent; names of headers are in lower case."""
+
+    method: str
+    path: str
+    query: str = attrs.field(default="", repr=False)
+    headers: Mapping[str, str] = attrs.field(factory=dict, repr=False)
+    body: bytes = attrs.field(default=b"", repr=False)
+    gone: asyncio.Future[None] | None = attrs.field(default=None, repr=False)
+    """Done when the client has closed the connection. It is shared, so nobody may cancel it."""
+
+    @classmethod
+    def of(cls, head: RequestHead, body: bytes = b"", gone: asyncio.Future[None] | None = None) -> Request:
+        """Return the request with this head and body."""
+        path, _, query = head.target.decode("latin-1").partition("?")
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in head.headers}
+        return cls(head.method, path, query, headers, body, gone)
+
+
+Write: TypeAlias = Callable[[bytes], Awaitable[None]]
+
+
+@attrs.frozen(eq=False)
+class Answer:
+    """The response to a request. Names of headers are in lower case, and win over `content_type`."""
+
+    body: bytes = b""
+    status: int = 200
+    content_type: str = JSON
+    headers: Mapping[str, str] = attrs.Factory(dict)
+    stream: Callable[[Write], Awaitable[None]] | None = None
+    """A function that writes the body in pieces, in place of `body`. Its argument writes one piece.
+
+    `headers` must then have the content length."""
+
+
+class Abort(Exception):
+    """Raised by an application in place of an answer, or in the middle of one: cut the connection.
+
+    Attributes:
+        reset: True: reset it; False: close it in order, after the bytes that were sent.
+    """
+
+    def __init__(self, *, reset: bool = True) -> None:
+        super().__init__()
+        self.reset = reset
+
 
 # ----------------------------------------------------------------------------------------------- connections
 
-
-Message: TypeAlias = "MutableMapping[str, Any]"
-Receive: TypeAlias = "Callable[[], Awaitable[Message]]"
-Send: TypeAlias = "Callable[[Message], Awaitable[None]]"
-
-ABORT = "tinker_sync.abort"
-"""Type of the event that cuts the connection; a server that understands it names it in `scope["extensions"]`.
-
-With `"reset": False`, the server closes the connection in order, after the bytes that were sent."""
 
 HEAD_LIMIT_BYTES = 64 * 1024
 IDLE_S = 120.0
@@ -70,7 +113,7 @@ _TLS_GREETING: Final = b"\x16\x03"
 
 
 class Application:
-    """An ASGI application with the methods that its server calls beside requests.
+    """What a server runs: it answers requests, and has a start and an end.
 
     Attributes:
         max_body_bytes: the application refuses larger bodies.
@@ -78,12 +121,15 @@ class Application:
 
     max_body_bytes: int = 1 << 30
 
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+    async def __call__(self, request: Request) -> Answer:
         """Answer one request."""
         raise NotImplementedError
 
-    def keeps_body(self, scope: Message) -> bool:  # noqa: ARG002  # for subclasses
-        """Return False if the application answers a request without its body, which the server then drops."""
+    def keeps_body(self, request: Request) -> bool:  # noqa: ARG002  # for subclasses
+        """Return False if the application answers a request without its body, which the server then drops.
+
+        `request` has no body yet.
+        """
         return True
 
     async def startup(self) -> None:
@@ -166,12 +212,12 @@ class ClientConnection(asyncio.Protocol):
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def _keeps_body(self, head: RequestHead) -> bool:
-        return self._server.app.keeps_body(self._server.scope_of(head, self._transport))
+        return self._server.app.keeps_body(Request.of(head))
 
     def _start(self, head: RequestHead, body: bytes) -> None:
         self._limit(None)
-        self._exchange = Exchange(self, head, body, self._server.scope_of(head, self._transport))
-        self._server.spawn(self._exchange.run(self._server.app))
+        self._exchange = Exchange(self, head, self._server.loop.create_future())
+        self._server.spawn(self._exchange.run(self._server.app, body))
 
     def finished(self, *, keep_alive: bool) -> None:
         """End the exchange, and continue with the next request or close the connection."""
@@ -221,89 +267,53 @@ class ClientConnection(asyncio.Protocol):
 
 
 class Exchange:
-    """One request and its answer. The application calls its `receive` and `send`."""
+    """One request and its answer."""
 
-    def __init__(self, connection: ClientConnection, head: RequestHead, body: bytes, scope: Message) -> None:
+    def __init__(self, connection: ClientConnection, head: RequestHead, gone: asyncio.Future[None]) -> None:
         self._connection = connection
         self._head = head
-        self._body: bytes | None = body
-        self._scope = scope
-        self._gone: asyncio.Future[None] | None = None
-        self._left = False
-        self._start: Message | None = None
-        self._chunked = False
+        self._gone = gone
         self._sent_head = False
-        self._complete = False
 
-    async def run(self, app: Application) -> None:
+    async def run(self, app: Application, body: bytes) -> None:
         """Run the application. If it raises before it has sent the head of the answer, send status 500."""
+        complete = False
         try:
-            await app(self._scope, self.receive, self.send)
+            await self._send(await app(Request.of(self._head, body, self._gone)))
+            complete = True
+        except Abort as cut:
+            if cut.reset:  # else it is closed in order below
+                self._connection.abort()
         except Exception:
             logger.exception("the application failed")
             if not self._sent_head:
-                await self._say_failed()
-        self._connection.finished(keep_alive=self._complete and self._head.keeps_alive)
-
-    async def _say_failed(self) -> None:
-        self._start = None
-        headers = [(b"content-type", b"application/json")]
-        await self.send({"type": "http.response.start", "status": 500, "headers": headers})
-        await self.send({"type": "http.response.body", "body": b'{"detail":"internal error"}'})
+                await self._send(Answer(b'{"detail":"internal error"}', 500))
+                complete = True
+        self._connection.finished(keep_alive=complete and self._head.keeps_alive)
 
     def leave(self) -> None:
-        """Note that the client sends no more or that the connection has ended, and wake `receive`."""
-        self._left = True
-        if self._gone is not None and not self._gone.done():
+        """Note that the client sends no more or that the connection has ended."""
+        if not self._gone.done():
             self._gone.set_result(None)
 
-    async def receive(self) -> Message:
-        """Return the request at the first call, and `http.disconnect` at later calls.
-
-        A later call waits until the client disconnects, unless the answer is complete.
-        """
-        if self._body is not None:
-            body, self._body = self._body, None
-            return {"type": "http.request", "body": body, "more_body": False}
-        if not self._left and not self._complete:
-            self._gone = self._gone or asyncio.get_running_loop().create_future()
-            await asyncio.shield(self._gone)
-        return {"type": "http.disconnect"}
-
-    async def send(self, event: Message) -> None:
-        """Take an event of the application: send a part of the answer, or for `ABORT` cut the connection."""
-        if event["type"] == "http.response.start":
-            self._start = event
-        elif event["type"] == "http.response.body":
-            await self._send_body(event.get("body", b""), more=event.get("more_body", False))
-        elif event["type"] == ABORT:
-            self._complete = False
-            if event.get("reset", True):  # else it is closed in order, once the application returns
-                self._connection.abort()
-
-    async def _send_body(self, body: bytes, *, more: bool) -> None:
-        data = b"" if self._sent_head else self._head_bytes(None if more else len(body))
-        if self._head.method != "HEAD":
-            data += b"%x\r\n%b\r\n" % (len(body), body) if self._chunked and body else body
-            data += b"0\r\n\r\n" if self._chunked and not more else b""
-        self._complete = not more
-        await self._connection.write(data)
-
-    def _head_bytes(self, length: int | None) -> bytes:
-        assert self._start is not None  # noqa: S101
+    async def _send(self, answer: Answer) -> None:
+        head = self._encode_head(answer)
         self._sent_head = True
-        headers = [*self._start.get("headers", ())]
-        names = {name.lower() for name, _ in headers}
-        if b"content-length" not in names and b"transfer-encoding" not in names:
-            if length is not None:
-                headers.append((b"content-length", b"%d" % length))
-            else:
-                self._chunked = True
-                headers.append((b"transfer-encoding", b"chunked"))
+        if self._head.method == "HEAD" or answer.stream is None:
+            await self._connection.write(head if self._head.method == "HEAD" else head + answer.body)
+        else:
+            await self._connection.write(head)
+            await answer.stream(self._connection.write)
+
+    def _encode_head(self, answer: Answer) -> bytes:
+        headers = {"content-type": answer.content_type} if answer.content_type else {}
+        headers.update(answer.headers)
+        if answer.stream is None:
+            headers["content-length"] = str(len(answer.body))
         if not self._head.keeps_alive:
-            headers.append((b"connection", b"close"))
-        lines = b"".join(b"%b: %b\r\n" % pair for pair in headers)
-        return _status_line(self._start["status"]) + lines + b"\r\n"
+            headers["connection"] = "close"
+        lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        return _status_line(answer.status) + lines.encode("latin-1") + b"\r\n"
 
 
 def _status_line(status: int) -> bytes:
@@ -390,31 +400,6 @@ class HttpServer:
         task = self.loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-    def scope_of(self, head: RequestHead, transport: asyncio.BaseTransport) -> Message:
-        """Return the ASGI scope of a request."""
-        path, _, query = head.target.partition(b"?")
-        return {
-            "type": "http",
-            "asgi": {"version": "3.0", "spec_version": "2.3"},
-            "http_version": f"1.{head.minor}",
-            "method": head.method,
-            "scheme": "http",
-            "path": _unquoted(path),
-            "raw_path": path,
-            "query_string": query,
-            "root_path": "",
-            "headers": head.headers,
-            "client": transport.get_extra_info("peername"),
-            "server": transport.get_extra_info("sockname"),
-            "extensions": {ABORT: {}},
-        }
-
-
-def _unquoted(path: bytes) -> str:
-    from urllib.parse import unquote_to_bytes
-
-    return unquote_to_bytes(path).decode("utf-8", "replace")
 
 
 # -------------------------------------------------------------------------------------------- start and stop

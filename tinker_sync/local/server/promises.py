@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
-from tinker_sync.local.server.calls import Answer, Calls, Refused
+from tinker_sync.local.server.calls import Calls, Refused
+from tinker_sync.local.server.http import Answer
 from tinker_sync.types.completion import (
     FutureFailed,
     FutureFinished,
@@ -242,13 +243,7 @@ async def retrieve_future(service: Service, ask: Ask) -> Any:
     """
     request = ask.read(FutureRetrieveRequest)
     promise = find(service, request.request_id)
-    gone = ask.gone() if ask.gone is not None and promise.outcome is None else None
-    try:
-        ready = await service.promises.wait(promise, service.flags.hold_s, gone)
-    finally:
-        if gone is not None:
-            gone.cancel()
-    if not ready:
+    if not await service.promises.wait(promise, service.flags.hold_s, ask.gone):
         return _not_yet(promise)
     return _outcome(service, ask, promise, allow_metadata_only=request.allow_metadata_only)
 
@@ -319,20 +314,15 @@ async def _news(
     """Wait until a sample request of process `clone` ends, `hold_s` have passed, or the client is gone."""
     loop = asyncio.get_running_loop()
     until = loop.time() + hold_s
-    gone = ask.gone() if ask.gone is not None else None
-    try:
-        while not (_since(sampler, clone, cursor) or loop.time() >= until or (gone and gone.done())):
-            waiter = loop.create_future()
-            sampler.news.add(waiter)
-            try:
-                await held(waiter, until - loop.time(), gone)
-            finally:
-                sampler.news.discard(waiter)
-            if service.closing:
-                return
-    finally:
-        if gone is not None:
-            gone.cancel()
+    while not (_since(sampler, clone, cursor) or loop.time() >= until or (ask.gone and ask.gone.done())):
+        waiter = loop.create_future()
+        sampler.news.add(waiter)
+        try:
+            await held(waiter, until - loop.time(), ask.gone)
+        finally:
+            sampler.news.discard(waiter)
+        if service.closing:
+            return
 
 
 def _since(sampler: LiveSampler, clone: int, cursor: int) -> list[tuple[int, FutureCompletion]]:

@@ -1,4 +1,4 @@
-"""Decoders for the content encoding of an answer, with a limit on their output.
+"""Decoders for the content encoding of a body, with a limit on their output.
 
 Pure functions; any thread may call them. A few hundred bytes can unfold to gigabytes, so every step has a
 limit on its output.
@@ -86,12 +86,12 @@ def _undo_zlib(body: bytes, window_bits: int, limit: int) -> bytes:
             if not rest.startswith(_GZIP_MAGIC):  # some servers add padding; only gzip has further members
                 return b"".join(pieces)
     except zlib.error as error:
-        raise MalformedMessage(f"the compressed answer is damaged: {error}") from error
-    raise MalformedMessage(f"the compressed answer has over {_MAX_MEMBERS} members")
+        raise MalformedMessage(f"the compressed body is damaged: {error}") from error
+    raise MalformedMessage(f"the compressed body has over {_MAX_MEMBERS} members")
 
 
 def _check(room: int, limit: int, *, ended: bool) -> None:
     if room < 0:
-        raise MessageTooLarge(f"the answer unfolds to more than the limit of {limit} bytes (max_body_bytes)")
+        raise MessageTooLarge(f"the body unfolds to more than the limit of {limit} bytes (max_body_bytes)")
     if not ended:
-        raise MalformedMessage("the compressed answer ends too early")
+        raise MalformedMessage("the compressed body ends too early")
