@@ -240,12 +240,17 @@ class TestReports:
         assert len(take_all(clock, gate)) >= FIRST_RATE
 
 
-def test_clients_share_the_growth_of_what_they_may_send_at_once() -> None:
+def test_clients_share_what_they_may_send_at_once() -> None:
     _, limiter, gate = limiter_and_gate()
+    assert limiter.sent_at_once == 64
     others = [limiter.gate() for _ in range(3)]
+    assert limiter.sent_at_once == 64 / 4
     for each in (gate, *others) * 10:
         each.succeeded(each.acquire())
-    assert limiter.sent_at_once == 64 + 10
+    assert limiter.sent_at_once == (64 + 40) / 4
+    crowd = [limiter.gate() for _ in range(96)]
+    assert limiter.sent_at_once == 16  # one of them may be the only one that sends
+    del crowd
     del others, each
     gate.succeeded(gate.acquire())
     assert limiter.sent_at_once == 64 + 41

@@ -64,8 +64,10 @@ _CREDIT_S: Final = 0.01
 _SHORTEST_WAIT_S: Final = 0.004
 _WORTH_A_LINE_S: Final = 10.0
 # Each doubling costs a round trip, so a burst of 400 takes three. More at first would break the bound on the
-# refusals of a server with a low limit.
+# refusals of a server with a low limit. Clients share them, because they share the limit; the share of one
+# among many does not fall below the last number, because the others may send nothing.
 _SENT_AT_FIRST: Final = 64
+_LEAST_SENT_AT_FIRST: Final = 16
 SENT_AT_ONCE: Final = 400
 
 _log = Log("tinker_sync.queue")
@@ -239,7 +241,6 @@ class RateLimiter:
         """The most requests of a client in their send phase: few at first, more as the server accepts them.
 
         So a server with a low limit, which nobody knows before its first refusal, does not refuse hundreds.
-        The clients share the growth, because they share the limit.
         """
         _fork.renew_in_child(self)
 
@@ -316,8 +317,8 @@ class RateLimiter:
             self._free = None
 
     def _share_growth(self) -> None:
-        grown = _SENT_AT_FIRST + self._accepted // max(len(self._gates), 1)
-        self.sent_at_once = min(grown, SENT_AT_ONCE)
+        share = (_SENT_AT_FIRST + self._accepted) // max(len(self._gates), 1)
+        self.sent_at_once = min(max(share, _LEAST_SENT_AT_FIRST), SENT_AT_ONCE)
 
     def recently_closed(self) -> bool:
         """Return True if the limiter is closed, or was closed within the last `RECENT_S` seconds."""
