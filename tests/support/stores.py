@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -51,18 +50,6 @@ def with_optimizer(seed: int = 0, rows: int = 6) -> dict[str, Any]:
     rng = np.random.default_rng(seed + 1000)
     moments = {f"optimizer.{name}": rng.standard_normal(8 + 2 * rows) for name in ("first", "second")}
     return {**adapter(seed, rows), **moments, "optimizer.steps": np.array(seed)}
-
-
-def usage_of(store: Store, first: int, count: int = 5) -> list[tuple[int, str, int]]:
-    """Return the hour since `START`, the kind and the amount of usage, of `count` hours from `first` on."""
-    start = datetime.fromtimestamp(START, timezone.utc)
-    begin, end = (start + timedelta(hours=each) for each in (first, first + count))
-    found = []
-    for event in store.usage(begin, end):
-        info: Any = event.event_info
-        amount = info.count if info.type == "checkpoint" else info.token_count
-        found.append(((event.bucket_start - start) // timedelta(hours=1), info.type, amount))
-    return found
 
 
 def failure_of(call: Callable[..., object], *arguments: Any, **named: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
 import hashlib
 import io
@@ -342,7 +343,7 @@ def test_a_copy_is_made_once(server: Running) -> None:
 
 
 # ------------------------------------------------------------------------------------------ downloads
-def test_files_are_fetched_whole_and_in_parts(server: Running) -> None:
+def test_files_are_fetched_whole(server: Running) -> None:
     model = train(server, server.session())
     saved = export(server, model, 3, "out")
     told = urls_of_export(server, model)
@@ -351,20 +352,10 @@ def test_files_are_fetched_whole_and_in_parts(server: Running) -> None:
     whole = fetch(server, url)
     assert whole.status == 200
     assert saved["size_bytes"] == sum(len(fetch(server, each).body) for each in told["urls"].values())
-    tag = whole.headers["etag"]
-    assert tag == f'"{hashlib.sha256(whole.body).hexdigest()}"'
-    part = fetch(server, url, Range="bytes=100-199")
-    assert (part.status, part.body) == (206, whole.body[100:200])
-    assert part.headers["content-range"] == f"bytes 100-199/{len(whole.body)}"
-    assert fetch(server, url, Range="bytes=-10").body == whole.body[-10:]
-    assert fetch(server, url, Range=f"bytes={len(whole.body) - 3}-").body == whole.body[-3:]
-    assert fetch(server, url, Range="bytes=5-1000000000").body == whole.body[5:]
-    assert fetch(server, url, Range=f"bytes={len(whole.body)}-").status == 416
-    assert fetch(server, url, Range="bytes=-").body == whole.body
-    assert fetch(server, url, Range=f"bytes={'9' * 5000}-").body == whole.body  # no number
-    assert fetch(server, url, Range="bytes=0-1,5-6").body == whole.body  # which is allowed
-    assert fetch(server, url, Range="bytes=0-9", If_Range=tag).status == 206
-    assert fetch(server, url, Range="bytes=0-9", If_Range='"older"').body == whole.body
+    digest = base64.b64encode(hashlib.sha256(whole.body).digest()).decode()
+    assert whole.headers["repr-digest"] == f"sha-256=:{digest}:"
+    part = fetch(server, url, Range="bytes=100-199")  # which may be ignored
+    assert (part.status, part.body) == (200, whole.body)
     head = fetch(server, url, "HEAD")
     assert (head.status, head.body, head.headers["content-length"]) == (200, b"", str(len(whole.body)))
 

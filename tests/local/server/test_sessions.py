@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 from support.clock import PATIENCE_S, FakeClock
 from support.embedded import BASE, Running, alive, running
 from support.raising import raising
+from support.stores import START
 
 from tinker_sync.local.engine.lora import LoraParams
 from tinker_sync.local.engine.training import AdapterTrainer
@@ -224,6 +226,27 @@ def test_what_is_used_is_on_the_bill(server: Running) -> None:
     )
     assert [server.get(f"/billing/usage/events?{each}").status for each in wrong] == [400] * 3
     assert server.get("/billing/usage/events?starting_on=now").status == 422
+
+
+def test_the_bill_is_by_the_hour_and_the_last_request_is_known(tmp_path: Path) -> None:
+    clock = FakeClock(time_s=START)
+    with running(tmp_path, clock=clock) as server:
+        session = server.session(project_id="p-1")
+        model = server.model(session)
+        server.passed(model, 1, [1, 2, 3])
+        server.passed(model, 2, [1, 2])
+        clock.advance(3600)
+        server.passed(model, 3, [1, 2, 3, 4])
+        hours = [time.strftime("%Y-%m-%dT%H:00:00Z", time.gmtime(START + 3600 * n)) for n in range(4)]
+        for first, last, tokens in ((0, 3, [3, 3]), (0, 1, [3]), (1, 2, [3]), (2, 3, [])):
+            query = f"starting_on={hours[first]}&ending_before={hours[last]}"
+            events = server.get(f"/billing/usage/events?{query}").json()["data"]
+            assert [each["event_info"]["token_count"] for each in events] == tokens
+            assert {each["project_id"] for each in events} <= {"p-1"}
+        [run] = server.get("/training_runs").json()["training_runs"]
+        assert run == server.get(f"/training_runs/{model}").json()
+        seen = datetime.fromisoformat(run["last_request_time"].replace("Z", "+00:00"))
+        assert seen.timestamp() == START + 3600
 
 
 def test_a_full_disk_is_no_fault_of_the_user(

@@ -14,7 +14,7 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
-from support.stores import adapter, same, store_with_run, usage_of, with_optimizer
+from support.stores import adapter, same, store_with_run, with_optimizer
 
 import tinker_sync
 from tinker_sync.local.store import Store, StoreError
@@ -142,11 +142,10 @@ def test_a_database_of_a_newer_version_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_database_of_the_first_schema_opens_with_all_that_is_in_it(tmp_path: Path) -> None:
-    """The file is as versions up to 0.2 wrote it, with tables for storage hours and the audit log."""
+    """The file is as versions up to 0.2 wrote it, with tables for storage hours, usage and the audit log."""
     with store_with_run(tmp_path) as store:
         store.save_checkpoint("r-1", "training", "a", with_optimizer(1), {"n": 1})
-        store.record_usage("s-1", "r-1", "org/base", "training", 7)
-        before = (store.session("s-1"), store.run("r-1"), store.list_checkpoints("r-1"), usage_of(store, 0))
+        before = (store.session("s-1"), store.run("r-1"), store.list_checkpoints("r-1"))
     path = tmp_path / "state.sqlite"
     with closing(sqlite3.connect(path)) as connection:
         rows = list(connection.iterdump())
@@ -157,20 +156,20 @@ def test_a_database_of_the_first_schema_opens_with_all_that_is_in_it(tmp_path: P
         connection.executescript(inserts)
         connection.execute("INSERT INTO audit (at, event, detail) VALUES (1, 'checkpoint_read', '{}')")
         connection.execute("INSERT INTO stored VALUES (1, 'p-1', 10, 1, NULL)")
+        connection.execute("INSERT INTO usage VALUES (1, 's-1', 'r-1', 'org/base', 'training', 7)")
         connection.commit()
     for _ in range(2):
         with Store(tmp_path) as store:
-            after = (store.session("s-1"), store.run("r-1"), store.list_checkpoints("r-1"))
-            assert (*after, usage_of(store, 0)) == before
+            assert (store.session("s-1"), store.run("r-1"), store.list_checkpoints("r-1")) == before
             assert same(store.load_checkpoint("r-1", "training", "a")[1], with_optimizer(1))
             store.save_checkpoint("r-1", "training", "b", adapter(), {}, overwrite=True)
             store.delete_checkpoint("r-1", "training", "b")
-            before = (*before[:3], usage_of(store, 0))
+            before = (before[0], store.run("r-1"), before[2])
     with closing(sqlite3.connect(path)) as connection:
         tables = {
             name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
         }
-    assert not tables & {"audit", "stored"}
+    assert not tables & {"audit", "stored", "usage"}
 
 
 def test_opening_removes_leftover_folders_only(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from support.clock import FakeClock
 from support.engine_models import busy_params, tiny_weights
-from support.stores import START, adapter, failure_of, same, store_with_run, usage_of, with_optimizer
+from support.stores import START, adapter, failure_of, same, store_with_run, with_optimizer
 
 from tinker_sync.local.engine.lora import LoraSettings
 from tinker_sync.local.engine.model import read_safetensors
@@ -238,39 +238,13 @@ def test_halves_and_mixed_ranks_are_refused() -> None:
         config({}, "org/base")
 
 
-def test_tokens_are_summed_by_hour_and_kind(tmp_path: Path) -> None:
-    clock = FakeClock(time_s=START)
-    with store_with_run(tmp_path, clock) as store:
-        store.record_usage("s-1", "r-1", "org/base", "training", 100)
-        store.record_usage("s-1", "r-1", "org/base", "training", 11)
-        store.record_usage("s-1", None, "org/base", "sample", 7)
-        store.record_usage("s-1", None, "org/base", "prefill_cached", 0)
-        clock.advance(3600)
-        store.record_usage("s-1", "r-1", "org/base", "training", 1)
-    with Store(tmp_path, clock=clock) as store:
-        store.record_usage("s-1", "r-1", "org/base", "training", 2)
-        first = [(0, "sampling_sample", 7), (0, "training", 111)]
-        assert usage_of(store, 0) == [*first, (1, "training", 3)]
-        events = store.usage(BEGIN, BEGIN + timedelta(hours=5))
-        assert {(each.session_id, each.base_model, each.project_id) for each in events} == {
-            ("s-1", "org/base", "p-1")
-        }
-        assert usage_of(store, 1, 1) == [(1, "training", 3)]
-        assert usage_of(store, 2) == []
-        assert usage_of(store, -2, 3) == first
-
-
-def test_a_touch_is_visible_at_once_and_durable(tmp_path: Path) -> None:
+def test_a_checkpoint_is_a_request_of_its_run(tmp_path: Path) -> None:
     clock = FakeClock(time_s=START)
     with store_with_run(tmp_path, clock) as store:
         clock.advance(60)
-        store.touch_run("r-1")
-        store.touch_run("unknown")
-        assert store.run("r-1").last_request_time == BEGIN + timedelta(seconds=60)
-        clock.advance(60)
-        store.touch_run("r-1")
+        store.save_checkpoint("r-1", "training", "a", adapter(), {})
     with Store(tmp_path) as store:
-        assert store.run("r-1").last_request_time == BEGIN + timedelta(seconds=120)
+        assert store.run("r-1").last_request_time == BEGIN + timedelta(seconds=60)
 
 
 @pytest.fixture

@@ -8,13 +8,19 @@ from typing import TYPE_CHECKING, Any, Final
 from tinker_sync.errors import WireError
 from tinker_sync.local.server.calls import Calls, Refused
 from tinker_sync.local.server.state import LiveSession
-from tinker_sync.local.store.store import USER_EMAIL
+from tinker_sync.local.store.store import USER, USER_EMAIL, USER_NAME
 from tinker_sync.types.billing import (
     AuditLogResponse,
+    BillingEventInfo,
+    BillingUsageEvent,
     BillingUsageResponse,
     BillingUsageSession,
+    CheckpointBillingEvent,
     CurrentCheckpointStorageUsageResponse,
     GetBillingUsageRequest,
+    SamplingPrefillBillingEvent,
+    SamplingSampleBillingEvent,
+    TrainingBillingEvent,
 )
 from tinker_sync.types.described import (
     GetServerCapabilitiesResponse,
@@ -34,7 +40,8 @@ from tinker_sync.wire import json as json_codec
 
 if TYPE_CHECKING:
     from tinker_sync.local.server.calls import Ask
-    from tinker_sync.local.server.state import Service
+    from tinker_sync.local.server.state import Service, UsageKind
+    from tinker_sync.types.search import SessionSummary
 
 calls = Calls()
 
@@ -125,12 +132,41 @@ async def get_server_capabilities(service: Service, ask: Ask) -> Any:  # noqa: A
 async def get_billing_usage(service: Service, ask: Ask) -> Any:
     """Return the usage of each hour between two moments."""
     window = _window(ask)
-    events = await service.on_disk(service.store.usage, window.starting_on, window.ending_before)
-    sessions: dict[str, BillingUsageSession] = {}
-    for session_id in {event.session_id for event in events if event.session_id}:
-        found = await service.on_disk(service.store.session, session_id)
-        sessions[session_id] = BillingUsageSession(user_metadata=found.user_metadata)
+    found: dict[str, SessionSummary] = {}
+    events = []
+    for (hour, session_id, base_model, kind), amount in sorted(service.usage.items()):
+        start = datetime.fromtimestamp(hour * 3600, timezone.utc)
+        if not window.starting_on <= start < window.ending_before:
+            continue
+        if session_id not in found:
+            found[session_id] = await service.on_disk(service.store.session, session_id)
+        events.append(
+            BillingUsageEvent(
+                bucket_start=start,
+                bucket_end=start + timedelta(hours=1),
+                base_model=base_model,
+                user_id=USER,
+                user_name=USER_NAME,
+                session_id=session_id,
+                project_id=found[session_id].project_id,
+                estimated_cost_usd=0.0,
+                event_info=_event_info(kind, amount),
+            )
+        )
+    sessions = {
+        name: BillingUsageSession(user_metadata=session.user_metadata) for name, session in found.items()
+    }
     return BillingUsageResponse(data=events, sessions=sessions)
+
+
+def _event_info(kind: UsageKind, amount: int) -> BillingEventInfo:
+    if kind == "training":
+        return TrainingBillingEvent(token_count=amount)
+    if kind == "sample":
+        return SamplingSampleBillingEvent(token_count=amount)
+    if kind == "checkpoint":
+        return CheckpointBillingEvent(count=amount)
+    return SamplingPrefillBillingEvent(cached=kind == "prefill_cached", token_count=amount)
 
 
 def _window(ask: Ask) -> GetBillingUsageRequest:

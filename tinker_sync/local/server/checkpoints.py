@@ -10,7 +10,6 @@ import base64
 import gzip
 import io
 import json
-import re
 import tarfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -68,17 +67,16 @@ from tinker_sync.wire import json as json_codec
 from tinker_sync.wire.paths import segment
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tinker_sync.local.engine.model import ModelConfig
     from tinker_sync.local.engine.safetensors import Array
     from tinker_sync.local.engine.training import AdapterTrainer
     from tinker_sync.local.server.calls import Ask
-    from tinker_sync.local.server.http import Request, Write
+    from tinker_sync.local.server.http import Request
     from tinker_sync.local.server.state import LiveModel, Service
     from tinker_sync.local.store import CheckpointKind
     from tinker_sync.local.store.folders import StoredFile
     from tinker_sync.types.checkpoint import Checkpoint
+    from tinker_sync.types.described import TrainingRun
 
 calls = Calls()
 
@@ -180,6 +178,7 @@ async def save(
         **options,
     )
     service.note_event("checkpoint_created", saved.tinker_path)
+    service.count_usage(model.session_id, model.base.name, "checkpoint", 1)
     return saved
 
 
@@ -429,7 +428,7 @@ def _check_scope(ask: Ask) -> None:
 async def get_training_run(service: Service, ask: Ask) -> Any:
     """Return one run."""
     _check_scope(ask)
-    return await service.on_disk(service.store.run, ask.ids["run"])
+    return _with_last_request(service, await service.on_disk(service.store.run, ask.ids["run"]))
 
 
 @calls.of("list_training_runs")
@@ -439,9 +438,16 @@ async def list_training_runs(service: Service, ask: Ask) -> Any:
     limit, offset = ask.number("limit", 20, least=1), ask.number("offset", 0, most=1 << 40)
     runs, total = await service.on_disk(service.store.list_runs, limit, offset, ask.query.get("project_id"))
     return TrainingRunsResponse(
-        training_runs=runs,
+        training_runs=[_with_last_request(service, run) for run in runs],
         cursor=Cursor(offset=offset, limit=limit, total_count=total),
     )
+
+
+def _with_last_request(service: Service, run: TrainingRun) -> TrainingRun:
+    live = service.models.get(run.training_run_id)
+    if live is None:
+        return run
+    return run.model_copy(update={"last_request_time": max(live.seen, run.last_request_time)})
 
 
 @calls.of("list_checkpoints")
@@ -544,8 +550,6 @@ async def set_checkpoint_ttl(service: Service, ask: Ask) -> Any:
 
 
 PREFIX: Final = "/api/v1/files/"
-_PIECE_BYTES: Final = 256 * 1024
-_RANGE: Final = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})")
 _OCTETS: Final = "application/octet-stream"
 
 
@@ -599,14 +603,11 @@ async def export_session_trace(service: Service, ask: Ask) -> Any:
 
 
 async def fetch_file(service: Service, request: Request) -> Answer:
-    """Return a file.
-
-    The files of checkpoints come with ranges and checksums, so that clients can resume a download. Archives
-    and traces come whole, because each request makes them anew.
+    """Return a file, whole: nobody resumes a download from the same machine.
 
     Raises:
-        Refused: the method is neither GET nor HEAD, the address is not genuine or too old, there is no such
-            file, or the range lies outside it.
+        Refused: the method is neither GET nor HEAD, the address is not genuine or too old, or there is no
+            such file.
         StoreError: the checkpoint does not exist.
     """
     if request.method not in ("GET", "HEAD"):
@@ -622,7 +623,10 @@ async def fetch_file(service: Service, request: Request) -> Answer:
             return Answer(await service.on_disk(_archive, files), content_type=_OCTETS)
         if file not in files:
             raise Refused(404, "there is no such file")
-        return await _file(service, files[file], request.headers)
+        digest = base64.b64encode(bytes.fromhex(files[file].sha256)).decode()
+        headers = {"repr-digest": f"sha-256=:{digest}:", "cache-control": "private, no-transform"}
+        body = await service.on_disk(files[file].path.read_bytes)
+        return Answer(body, content_type=_OCTETS, headers=headers)
     except FileNotFoundError:  # deleted after its record was read
         raise Refused(404, "the checkpoint was deleted or replaced") from None
 
@@ -654,64 +658,6 @@ def _archive(files: dict[str, StoredFile]) -> bytes:
             entry.size, entry.mode = len(content), 0o644
             archive.addfile(entry, io.BytesIO(content))
     return packed.getvalue()
-
-
-async def _file(service: Service, stored: StoredFile, headers: Mapping[str, str]) -> Answer:
-    tag = f'"{stored.sha256}"'
-    common = {
-        "etag": tag,
-        "accept-ranges": "bytes",
-        "repr-digest": f"sha-256=:{base64.b64encode(bytes.fromhex(stored.sha256)).decode()}:",
-        "cache-control": "private, no-transform",
-    }
-    start, end, status = 0, stored.size_bytes, 200
-    if headers.get("if-range", tag) == tag:
-        part = _range(headers.get("range", ""), stored.size_bytes)
-        if part is not None:
-            start, end, status = *part, 206
-            common["content-range"] = f"bytes {start}-{end - 1}/{stored.size_bytes}"
-    common["content-length"] = str(end - start)
-    await service.on_disk(stored.path.stat)
-
-    async def stream(write: Write) -> None:
-        at = start
-        while at < end:
-            piece = await service.on_disk(_piece, stored.path, at, min(_PIECE_BYTES, end - at))
-            if not piece:
-                raise OSError(f"{stored.path.name} became shorter")
-            at += len(piece)
-            await write(piece)
-
-    return Answer(status=status, content_type=_OCTETS, headers=common, stream=stream)
-
-
-def _piece(path: Path, at: int, size: int) -> bytes:
-    # Opened for each piece, because a request may end while a thread opens the file: nobody would close it.
-    with path.open("rb") as file:
-        file.seek(at)
-        return file.read(size)
-
-
-def _range(asked: str, size: int) -> tuple[int, int] | None:
-    """Return the start of a requested range and its end, which is excluded; None for the whole file.
-
-    Raises:
-        Refused: the range is empty or begins after the end of the file.
-
-    >>> _range("bytes=2-4", 10), _range("bytes=-3", 10), _range("bytes=8-", 10), _range("lines=1-2", 10)
-    ((2, 5), (7, 10), (8, 10), None)
-    """
-    found = _RANGE.fullmatch(asked.strip())
-    if found is None or not (found[1] or found[2]):
-        return None  # no range, or several ranges, to which a server may answer with the whole file
-    if not found[1]:
-        start, end = max(0, size - int(found[2])), size
-    else:
-        start, end = int(found[1]), min(size, int(found[2]) + 1) if found[2] else size
-    if start >= end:
-        problem = Refused(416, f"the file has {size} bytes")
-        raise problem
-    return start, end
 
 
 # --------------------------------------------------------------------------------------------------- uploads

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from tinker_sync.local.engine.sampling import Sampled, SampleResult, TopK
     from tinker_sync.local.server.calls import Ask
     from tinker_sync.local.server.promises import Promise
-    from tinker_sync.local.server.state import Service
+    from tinker_sync.local.server.state import Service, UsageKind
 
 calls = Calls()
 
@@ -376,16 +376,15 @@ class _Sampling:
         self._service.trace(self._promise, self._started)
 
     def _count(self, result: SampleResult) -> None:
-        sampler, store = self._sampler, self._service.store
+        sampler = self._sampler
         prompt, cached = self._request.prompt.length, result.prompt_cache_hit_tokens
-        sampled = sum(len(sample.tokens) for sample in result.samples)
-        counts: dict[Literal["prefill", "prefill_cached", "sample"], int] = {
+        counts: dict[UsageKind, int] = {
             "prefill": prompt - cached,
             "prefill_cached": cached,
-            "sample": sampled,
+            "sample": sum(len(sample.tokens) for sample in result.samples),
         }
         for kind, tokens in counts.items():
-            store.record_usage(sampler.session_id, None, sampler.base.name, kind, tokens)
+            self._service.count_usage(sampler.session_id, sampler.base.name, kind, tokens)
 
     def _settle(self, problem: BaseException) -> None:
         outcome = self._service.failure(problem, "Sample")

@@ -23,11 +23,11 @@ import logging
 import random
 import secrets
 import uuid
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from concurrent.futures import Future
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar, cast
 
 import attrs
 import numpy as np
@@ -361,6 +361,8 @@ class RecordedSamples:
 
 T = TypeVar("T")
 
+UsageKind = Literal["training", "prefill", "prefill_cached", "sample", "checkpoint"]
+
 SHUTTING_DOWN = "the server is shutting down"
 UNSAVED = "unsaved:"
 """The beginning of the path that the store has for a sampler whose weights no checkpoint contains."""
@@ -372,7 +374,7 @@ _MOST_EVENTS = 10_000
 logger = logging.getLogger("tinker_sync.local")
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False)
 class LiveModel:
     """A model in memory: its base model, the settings of its adapter, and its lane, the queue of requests."""
 
@@ -381,6 +383,8 @@ class LiveModel:
     base: BaseModel
     lora: LoraSettings
     lane: Lane
+    seen: datetime
+    """The arrival of the last request. The store learns of it with each checkpoint."""
 
 
 @attrs.define(eq=False)
@@ -478,6 +482,8 @@ class Service:
         self.uploads: dict[str, Upload] = {}
         self.numbered = Seen()
         self.events: deque[AuditLogEntry] = deque(maxlen=_MOST_EVENTS)
+        self.usage: Counter[tuple[int, str, str, UsageKind]] = Counter()
+        """The tokens, or checkpoints, since the start, by hour since 1970, session, base model and kind."""
         self.ignored: set[str] = set()
         self.closing = False
         self.loop: asyncio.AbstractEventLoop = None  # type: ignore[assignment]  # set by start
@@ -653,6 +659,11 @@ class Service:
             purpose=cast("str | None", detail.get("purpose")),
         )
         self.events.append(entry)
+
+    def count_usage(self, session_id: str, base_model: str, kind: UsageKind, amount: int) -> None:
+        """Count tokens or checkpoints, for the bill of a session."""
+        if amount:
+            self.usage[int(self.clock.time()) // 3600, session_id, base_model, kind] += amount
 
     def make_lane(self) -> Lane:
         """Make the lane of a new model, the queue of its requests."""

@@ -141,7 +141,8 @@ def start_model(
     if known is not None:
         return known
     check_free(service, model_id)
-    model = LiveModel(model_id, session_id, service.base_model(base_model), settings, service.make_lane())
+    base, seen = service.base_model(base_model), service.moment()
+    model = LiveModel(model_id, session_id, base, settings, service.make_lane(), seen)
     promise = service.promises.open(kind, session_id)
     service.numbered.add(("model", model_id), ask.digest, promise.request_id)
     service.models[model_id] = model
@@ -301,7 +302,7 @@ def submit(
     if request_id is None:
         promise = service.promises.open(kind, model.session_id)
         model.lane.add(seq_id, ask.digest, Step(promise, work, to_protobuf))
-        service.store.touch_run(model.run_id)
+        model.seen = service.moment()
         request_id = promise.request_id
     return UntypedAPIFuture(request_id=request_id, model_id=model.run_id)
 
@@ -356,11 +357,14 @@ def _pass(
     kind = "ForwardBackward" if backward else "Forward"
 
     async def work() -> Any:
-        return await service.computed(
+        output = await service.computed(
             service.host.train(
                 model.run_id, lambda run: compute(service, run, model, given, backward=backward)
             )
         )
+        tokens = sum(datum.model_input.length for datum in given.data)
+        service.count_usage(model.session_id, model.base.name, "training", tokens)
+        return output
 
     return submit(service, ask, kind, model, request.seq_id, work, _to_protobuf)
 
@@ -388,8 +392,6 @@ def compute(
         # The loss refuses texts among its settings, by name.
         config: Any = given.loss_fn_config
         output = one_pass(data, given.loss_fn, config)
-    tokens = sum(len(example.tokens) for example in data)
-    service.store.record_usage(model.session_id, model.run_id, model.base.name, "training", tokens)
     return loss_output(output)
 
 

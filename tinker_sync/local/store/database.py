@@ -12,7 +12,7 @@ import json
 import sqlite3
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -100,6 +100,8 @@ CREATE INDEX audit_by_time ON audit (at);
 """,
     # The hours of storage are no longer billed, and the audit log is of one start of the server.
     "DROP TABLE stored; DROP TABLE audit;",
+    # So is the usage.
+    "DROP TABLE usage;",
 )
 
 StoreErrorKind = Literal[
@@ -217,15 +219,9 @@ def texts(metadata: str | None) -> dict[str, str] | None:
 
 # ------------------------------------------------------------------------------------------ the database
 
-UsageKey = tuple[int, str, str, str, str]
-"""The hour since 1970, session, run, base model and kind for which the database adds up amounts of usage."""
-
 
 class Database:
     """The connection of this process to the SQLite file. Thread-safe.
-
-    The last use of a run and the usage of tokens wait in memory for the next transaction, so that they cost
-    no write to the disk. A crash loses those since the last write.
 
     >>> import tempfile
     >>> folder = tempfile.TemporaryDirectory()
@@ -239,9 +235,6 @@ class Database:
     def __init__(self, path: Path) -> None:
         self._lock = threading.Lock()  # held while the connection is in use
         self._path = path
-        self._waiting = threading.Lock()
-        self._touched: dict[str, int] = {}  # guarded by _waiting
-        self._usage: dict[UsageKey, int] = {}  # guarded by _waiting
         with translate_errors(f"{path} could not be opened"):
             self._connection = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
         try:
@@ -267,24 +260,6 @@ class Database:
             # One transaction: the step and its version number appear together or not at all.
             connection.executescript(f"BEGIN;{step}PRAGMA user_version = {number};COMMIT;")
 
-    def touch_run(self, run_id: str, moment: int) -> None:
-        """Record the last use of a run, in microseconds since 1970, with the next transaction."""
-        with self._waiting:
-            self._touched[run_id] = moment
-
-    def add_usage(self, key: UsageKey, amount: int) -> None:
-        """Add an amount to the usage under a key, with the next transaction."""
-        with self._waiting:
-            self._usage[key] = self._usage.get(key, 0) + amount
-
-    def flush(self) -> None:
-        """Write what waits in memory. If the disk refuses, it goes on waiting."""
-        with self._waiting:
-            waiting = bool(self._touched or self._usage)
-        if waiting:
-            with suppress(StoreError), self.write("usage could not be recorded"):
-                pass
-
     @contextmanager
     def write(self, what: str) -> Iterator[sqlite3.Connection]:
         """Run the block in a transaction, which is committed at its end and rolled back if it raises.
@@ -295,31 +270,16 @@ class Database:
         Raises:
             StoreError: SQLite or the file system failed.
         """
-        with self._waiting:
-            touched, self._touched = self._touched, {}
-            usage, self._usage = self._usage, {}
-        try:
-            with self._lock, translate_errors(what):
-                connection = self._connection
-                connection.execute("BEGIN IMMEDIATE")
-                try:
-                    connection.executemany(
-                        "UPDATE runs SET seen = max(seen, ?) WHERE id = ?",
-                        [(moment, run_id) for run_id, moment in touched.items()],
-                    )
-                    insert_usage(connection, usage)
-                    yield connection
-                    connection.execute("COMMIT")
-                except BaseException:
-                    if connection.in_transaction:  # some failures roll back by themselves
-                        connection.execute("ROLLBACK")
-                    raise
-        except BaseException:
-            with self._waiting:
-                self._touched = {**touched, **self._touched}
-            for key, amount in usage.items():
-                self.add_usage(key, amount)
-            raise
+        with self._lock, translate_errors(what):
+            connection = self._connection
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield connection
+                connection.execute("COMMIT")
+            except BaseException:
+                if connection.in_transaction:  # some failures roll back by themselves
+                    connection.execute("ROLLBACK")
+                raise
 
     @contextmanager
     def read(self, what: str) -> Iterator[sqlite3.Connection]:
@@ -332,20 +292,6 @@ class Database:
             yield self._connection
 
     def close(self) -> None:
-        """Write what waits in memory if the disk allows it, and close the connection.
-
-        Later calls raise `StoreError`. Idempotent.
-        """
-        self.flush()
+        """Close the connection. Later calls raise `StoreError`. Idempotent."""
         with self._lock:
             self._connection.close()
-
-
-def insert_usage(connection: sqlite3.Connection, usage: Mapping[UsageKey, int]) -> None:
-    """Add amounts to the table of usage, in the transaction of the caller."""
-    connection.executemany(
-        "INSERT INTO usage VALUES (?, ?, ?, ?, ?, ?)"
-        " ON CONFLICT (hour, session_id, run_id, base_model, kind)"
-        " DO UPDATE SET amount = amount + excluded.amount",
-        [(*key, amount) for key, amount in usage.items()],
-    )

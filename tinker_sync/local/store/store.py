@@ -11,7 +11,6 @@ import re
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, get_args
@@ -26,8 +25,6 @@ from tinker_sync.local.store import peft
 from tinker_sync.local.store.database import (
     Database,
     StoreError,
-    UsageKey,
-    insert_usage,
     json_or_none,
     texts,
     to_json,
@@ -36,15 +33,7 @@ from tinker_sync.local.store.database import (
     translate_errors,
 )
 from tinker_sync.local.store.folders import Content, DirectoryLock, FileFact, FolderStore, StoredFile
-from tinker_sync.types.billing import (
-    BillingEventInfo,
-    BillingUsageEvent,
-    CheckpointBillingEvent,
-    CurrentCheckpointStorageUsageItem,
-    SamplingPrefillBillingEvent,
-    SamplingSampleBillingEvent,
-    TrainingBillingEvent,
-)
+from tinker_sync.types.billing import CurrentCheckpointStorageUsageItem
 from tinker_sync.types.checkpoint import Checkpoint
 from tinker_sync.types.described import TrainingRun
 from tinker_sync.types.search import (
@@ -73,7 +62,6 @@ OPTIMIZER_FILE: Final = "optimizer.safetensors"
 INFO_FILE: Final = "checkpoint.json"
 _LONGEST_TTL_S: Final = 1e11
 """Three thousand years; a longer time to live means never."""
-_HOUR_MICROS: Final = 3_600_000_000
 _GIGABYTE: Final = 10**9
 _ACTIVE: Final = to_json({"type": "active"})
 _ADAMW: Final = to_json({"type": "adamw"})
@@ -101,13 +89,7 @@ SELECT project_id, count(*) AS count, sum(size_bytes) AS size FROM ({_CHECKPOINT
 GROUP BY project_id ORDER BY project_id
 """  # noqa: S608  # nothing in it is from outside
 _DELETE_UNUSED: Final = """
-DELETE FROM runs WHERE id = :run AND seen = created
-    AND NOT EXISTS (SELECT 1 FROM checkpoints WHERE run_id = :run)
-"""
-_USAGE: Final = """
-SELECT hour, session_id, project_id, base_model, kind, sum(amount) AS amount
-FROM usage LEFT JOIN sessions ON sessions.id = session_id WHERE hour >= ? AND hour < ?
-GROUP BY hour, session_id, base_model, kind ORDER BY hour, session_id, base_model, kind
+DELETE FROM runs WHERE id = :run AND NOT EXISTS (SELECT 1 FROM checkpoints WHERE run_id = :run)
 """
 
 
@@ -126,10 +108,9 @@ class StoredSampler(NamedTuple):
 
 
 class Store:
-    """Sessions, runs, samplers, checkpoints and usage of one directory. Thread-safe.
+    """Sessions, runs, samplers and checkpoints of one directory. Thread-safe.
 
-    Writing calls return when their data is on the disk. The exceptions are `touch_run` and `record_usage`:
-    they return at once, and a later write includes their data. Failures of the disk and of the database are
+    Writing calls return when their data is on the disk. Failures of the disk and of the database are
     `StoreError`s, and so are the kinds `not_found`, `exists` and `bad_name` for what a call names.
 
     Args:
@@ -346,7 +327,7 @@ class Store:
         user_metadata: Mapping[str, Any] | None = None,
         project_id: str | None = None,
     ) -> None:
-        """Add a training run. It replaces a run of this id that was never used, as one left by a crash.
+        """Add a training run. It replaces a run of this id without checkpoints, as one left by a crash.
 
         Without a project, the run is in that of its session.
         """
@@ -372,7 +353,6 @@ class Store:
 
     def run(self, run_id: str) -> TrainingRun:
         """Return a training run."""
-        self._database.flush()
         with self._database.read("the training run could not be read") as connection:
             return self._run(connection, _require(connection, "runs", run_id))
 
@@ -381,10 +361,6 @@ class Store:
         with self._database.read("the training run could not be read") as connection:
             session_id: str = _require(connection, "runs", run_id)["session_id"]
         return session_id
-
-    def touch_run(self, run_id: str) -> None:
-        """Record that the run is in use now. This method does not touch the disk and ignores unknown runs."""
-        self._database.touch_run(run_id, self._now())
 
     def set_run_corrupted(self, run_id: str) -> None:
         """Mark a run as corrupted: it cannot be continued."""
@@ -396,7 +372,6 @@ class Store:
         self, limit: int, offset: int, project_id: str | None = None
     ) -> tuple[list[TrainingRun], int]:
         """Return a page of a project's training runs (None: all), the newest first, and their number."""
-        self._database.flush()
         values = {"project": project_id, "limit": limit, "offset": offset}
         with self._database.read("training runs could not be listed") as connection:
             rows = connection.execute(
@@ -525,14 +500,13 @@ class Store:
         now, metadata = self._now(), json_or_none(user_metadata)
         size = sum(fact.size_bytes for fact in facts.values())
         files = to_json({name: [fact.size_bytes, fact.sha256] for name, fact in facts.items()})
-        run = _require(connection, "runs", key["run"])
+        _require(connection, "runs", key["run"])
         number = connection.execute(
             "INSERT INTO checkpoints (run_id, kind, name, created, expires, user_metadata, info, folder,"
             " files, size_bytes) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (*key.values(), now, self._expiry(ttl_s), metadata, info, folder, files, size),
         ).lastrowid
-        usage = now // _HOUR_MICROS, run["session_id"], key["run"], run["base_model"], "checkpoint"
-        insert_usage(connection, {usage: 1})
+        connection.execute("UPDATE runs SET seen = ? WHERE id = ?", (now, key["run"]))
         # _CHECKPOINTS would miss a checkpoint that has already expired.
         return _checkpoint(connection.execute(f"{_ALL_CHECKPOINTS} WHERE number = ?", (number,)).fetchone())
 
@@ -712,30 +686,7 @@ class Store:
             self._folders.discard(folder)
         return len(doomed)
 
-    # ------------------------------------------------------------------------------------------ usage
-
-    def record_usage(
-        self,
-        session_id: str,
-        run_id: str | None,
-        base_model: str,
-        kind: Literal["training", "prefill", "prefill_cached", "sample"],
-        tokens: int,
-    ) -> None:
-        """Record tokens used now. This method does not touch the disk: the next write includes the record.
-
-        Saving a checkpoint records its own usage.
-        """
-        if tokens > 0:
-            key: UsageKey = self._now() // _HOUR_MICROS, session_id, run_id or "", base_model, kind
-            self._database.add_usage(key, tokens)
-
-    def usage(self, starting_on: datetime, ending_before: datetime) -> list[BillingUsageEvent]:
-        """Return the usage of each hour that begins between two moments, in order of time."""
-        self._database.flush()
-        first, end = (-(-to_micros(each) // _HOUR_MICROS) for each in (starting_on, ending_before))
-        with self._database.read("usage could not be summed up") as connection:
-            return [_usage(row) for row in connection.execute(_USAGE, (first, end))]
+    # ---------------------------------------------------------------------------------------- storage
 
     def storage_now(self, project_id: str | None = None) -> list[CurrentCheckpointStorageUsageItem]:
         """Return the present storage of each project, or only of `project_id`."""
@@ -885,28 +836,3 @@ def _contents(
         contents[OPTIMIZER_FILE] = partial(safetensors.pieces, others)
         contents[INFO_FILE] = lambda: [described]
     return contents
-
-
-def _usage(row: sqlite3.Row) -> BillingUsageEvent:
-    start = to_moment(row["hour"] * _HOUR_MICROS)
-    return BillingUsageEvent(
-        bucket_start=start,
-        bucket_end=start + timedelta(hours=1),
-        base_model=row["base_model"] or None,
-        user_id=USER,
-        user_name=USER_NAME,
-        session_id=row["session_id"] or None,
-        project_id=row["project_id"],
-        estimated_cost_usd=0.0,
-        event_info=_event_info(row["kind"], row["amount"]),
-    )
-
-
-def _event_info(kind: str, amount: int) -> BillingEventInfo:
-    if kind == "training":
-        return TrainingBillingEvent(token_count=amount)
-    if kind == "sample":
-        return SamplingSampleBillingEvent(token_count=amount)
-    if kind == "checkpoint":
-        return CheckpointBillingEvent(count=amount)
-    return SamplingPrefillBillingEvent(cached=kind == "prefill_cached", token_count=amount)
