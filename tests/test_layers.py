@@ -32,7 +32,7 @@ CLOSED = {
     "data": {"config", "wire", "transport", "auth", "runtime"},
     "loop": {"config", "wire", "transport", "auth", "runtime"},
     "batch": {"config", "transport", "auth", "losses", "data"},
-    "gateway": {"config", "wire", "transport", "auth", "runtime", "losses", "insight", "batch", "loop"},
+    "gateway": {"config", "transport", "auth", "runtime", "losses", "insight", "batch", "loop"},
     "losses": {"config", "transport", "auth"},
     "local": {"transport", "runtime", "losses", "clients"},
     "ray": {"wire", "transport", "auth"},
@@ -47,8 +47,8 @@ SEAMS = {"_embedded.py": {"local"}, "_base/displays.py": {"insight"}}
 OUTER = {"batch", "loop", "insight", "losses", "data", "ray", "testing", "cli", "examples", "gateway"}
 CORE = {"config", "wire", "transport", "runtime", "clients"}
 # What an outer room may use of the core besides: `testing` plays the server, so it reads requests and writes
-# answers, and `batch` keeps answers in files in the form in which they came.
-CODECS = {"testing": {"wire"}, "batch": {"wire"}}
+# answers; `batch` keeps answers in files in the form in which they came; `gateway` parses requests of agents.
+CODECS = {"testing": {"wire"}, "batch": {"wire"}, "gateway": {"wire"}}
 FOREIGN = {"tinker"}
 NOT_AT_IMPORT = {"asyncio"}
 # The modules that run on an event loop: that of the embedded server, or that of a task that awaits a call.

@@ -287,6 +287,7 @@ def test_a_sample_ends_with_its_agent(end: Any) -> None:
         ("retrieve_future", faults.promise_failed("no", "user"), 400),
         ("asample", faults.status(413), 413),
         ("asample", faults.status(404), 404),
+        ("asample", faults.status(499), 499),  # which no standard names
     ],
 )
 def test_a_failed_sample_is_an_answer_that_is_not_repeated(call: str, fault: Any, status: int) -> None:

@@ -300,10 +300,10 @@ def taken(parser: RequestParser, *pieces: bytes) -> list[tuple[RequestHead, byte
 def test_requests_may_come_in_any_pieces(size: int) -> None:
     whole, reader = COUNTED + CHUNKED + b"\r\n" + EMPTY + b"next", parser()
     found = taken(reader, *[whole[at : at + size] for at in range(0, len(whole), size)])
-    assert [(head.method, head.target, head.minor, body) for head, body in found] == [
-        ("POST", b"/a?b=1", 1, b"hello"),
-        ("POST", b"/c", 1, b"Wikipedia in chunks."),
-        ("GET", b"/", 0, b""),
+    assert [(head.method, head.path, head.query, head.minor, body) for head, body in found] == [
+        ("POST", "/a", "b=1", 1, b"hello"),
+        ("POST", "/c", "", 1, b"Wikipedia in chunks."),
+        ("GET", "/", "", 0, b""),
     ]
     assert reader.buffered == len(b"next")
 
@@ -314,12 +314,19 @@ def test_requests_may_come_in_any_pieces(size: int) -> None:
         (b"\x00\x01\r\n\r\n", 400),
         (b"HELLO\r\n\r\n", 400),
         (b"GET  /a HTTP/1.1\r\n\r\n", 400),
-        (b"GET / HTTP/2\r\n\r\n", 505),
+        (b"GET / HTTP/2\r\n\r\n", 400),
+        (b"PRI * HTTP/2.0\r\n\r\n", 505),
+        (b"\x16\x03", 400),  # TLS, whose client would wait for an answer
+        (b"GET /a HTTP/1.1\r\nX: a\r\r\n\r\n", 400),
+        (b"GET /a HTTP/1.1\r\nX: a\r\n b\r\n\r\n", 400),
+        (b"GET /a HTTP/1.1\r\nX: a\0b\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\n" + b"a:b\n" * 201 + b"\r\n", 431),
         (b"GET /a HTTP/1.1\r\nName : x\r\n\r\n", 400),
         (b"POST /a HTTP/1.1\r\nTransfer-Encoding: gzip, chunked\r\n\r\n", 400),
         (b"GET / HTTP/1.1\r\nno header\r\n\r\n", 400),
         (b"GET / HTTP/1.1\r\nX: a\nb\r\n\r\n", 400),
         (b"GET / HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 1\r\n\r\n", 400),
         (b"GET / HTTP/1.1\r\nContent-Length: -1\r\n\r\n", 400),
         (b"GET / HTTP/1.1\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n", 400),
         (b"GET / HTTP/1.1\r\nTransfer-Encoding: gzip\r\n\r\n", 400),
@@ -376,6 +383,7 @@ def test_a_client_that_waits_for_an_interim_answer_is_seen_once() -> None:
     [
         (b"GET / HTTP/1.1", True),
         (b"GET / HTTP/1.1\r\nConnection: Close", False),
+        (b"GET / HTTP/1.1\r\nConnection: close\r\nconnection: keep-alive", False),
         (b"GET / HTTP/1.0", False),
         (b"GET / HTTP/1.0\r\nConnection: keep-alive", True),
     ],

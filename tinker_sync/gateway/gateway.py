@@ -10,7 +10,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
@@ -18,7 +17,9 @@ from concurrent.futures import Future
 from functools import lru_cache
 from hashlib import blake2b
 from http import HTTPStatus
+from itertools import count
 from pathlib import Path
+from secrets import token_hex
 from typing import Any, Final, Protocol
 from urllib.parse import quote, unquote
 
@@ -47,8 +48,9 @@ from tinker_sync.gateway.exchanges import (
     read_exchanges,
     to_trajectories,
 )
-from tinker_sync.gateway.http import PASSING, Connection, Gone, Refusal, Reply, Request, Server
+from tinker_sync.gateway.http import PASSING, Connection, Gone, Refusal, Reply, Server
 from tinker_sync.types import ModelInput, SampleResponse, SamplingParams
+from tinker_sync.wire.http1.server import RequestHead
 
 _log = Log("tinker_sync.gateway")
 
@@ -153,7 +155,8 @@ class Gateway:
         self._known: OrderedDict[bytes, list[_Known]] = OrderedDict()  # guarded by _lock; by what was said
         self._exchanges: list[Exchange] = []  # guarded by _lock
         self._noted: set[str] = set()  # guarded by _lock
-        self._params = lru_cache(256)(self._make_params)
+        self._params = lru_cache(256, typed=True)(self._make_params)
+        self._name, self._numbers = token_hex(8), count()  # random octets for each answer are a system call
         self._host = host
         try:
             self._server = Server(self._answer, host, port)
@@ -303,10 +306,9 @@ class Gateway:
 
     # -------------------------------------------------------------------------------------- requests
 
-    def _answer(self, request: Request, connection: Connection) -> Reply:
+    def _answer(self, request: RequestHead, connection: Connection) -> Reply:
         """Answer a request. Runs on the thread of its connection."""
-        path = request.path.partition("?")[0]
-        prefix, _, route = path.rpartition("/v1/")
+        prefix, _, route = request.path.rpartition("/v1/")
         form = anthropic if route.startswith("messages") or "anthropic-version" in request.headers else openai
         try:
             self._check_agent(request)
@@ -319,7 +321,7 @@ class Gateway:
             again = "true" if isinstance(error, Refusal) and status in PASSING else "false"
             return Reply(form.error(status, message), status, {"x-should-retry": again})
 
-    def _check_agent(self, request: Request) -> None:
+    def _check_agent(self, request: RequestHead) -> None:
         """Refuse agents without the key, or web pages if there is none. The body has not been read yet."""
         if self._key is None:
             if "origin" in request.headers:
@@ -331,7 +333,7 @@ class Gateway:
         if Secret(sent or "") != self._key:
             raise Refusal(401, "the key of this endpoint is missing or wrong; give it as the api_key")
 
-    def _route(self, route: str, request: Request, label: str, connection: Connection) -> Reply:
+    def _route(self, route: str, request: RequestHead, label: str, connection: Connection) -> Reply:
         if request.method in ("GET", "HEAD") and route.rstrip("/") == "models":
             return Reply(openai.models(self._model))
         if request.method in ("GET", "HEAD") and route.startswith("models/"):
@@ -343,7 +345,7 @@ class Gateway:
             "messages/count_tokens": self._anthropic_count,
         }.get(route.rstrip("/"))
         if found is None:
-            raise Refusal(404, f"there is no {request.method} {request.path.partition('?')[0]} here")
+            raise Refusal(404, f"there is no {request.method} {request.path} here")
         if request.method != "POST":
             raise Refusal(405, "use POST")
         tree = connection.read_json(request)
@@ -353,13 +355,13 @@ class Gateway:
 
     def _openai_chat(self, tree: dict[str, Any], label: str, connection: Connection) -> Reply:
         asked = self._complete(openai.read_chat(tree))
-        name = f"chatcmpl-{secrets.token_hex(12)}"
+        name = self._make_name("chatcmpl-")
         prompt, answers = self._converse(asked, name, label, connection)
         return Reply(openai.chat(name, tree, prompt, answers, self._tokenizer), headers=self._note(asked))
 
     def _anthropic_message(self, tree: dict[str, Any], label: str, connection: Connection) -> Reply:
         asked = self._complete(anthropic.read_message(tree))
-        name = f"msg_{secrets.token_hex(12)}"
+        name = self._make_name("msg_")
         prompt, [answer] = self._converse(asked, name, label, connection)
         return Reply(anthropic.message(name, tree, prompt.length, answer), headers=self._note(asked))
 
@@ -372,9 +374,9 @@ class Gateway:
     def _openai_completion(self, tree: dict[str, Any], label: str, connection: Connection) -> Reply:
         asked, prompts = openai.read_completion(tree)
         self._complete(asked)
-        params = self._params(json.dumps(asked.settings), tuple(asked.stop) or None)
+        params = self._params(tuple(asked.stop) or None, **asked.settings)
         sampler, version = self._current
-        name = f"cmpl-{secrets.token_hex(12)}"
+        name = self._make_name("cmpl-")
         inputs = [
             ModelInput.from_text(each, self._tokenizer)
             if isinstance(each, str)
@@ -431,7 +433,7 @@ class Gateway:
         try:
             prompt = conversation.prompt()
             stop = conversation.stop_with(asked.stop) if asked.stop else conversation.stop
-            params = self._params(json.dumps(asked.settings), tuple(stop))
+            params = self._params(tuple(stop), **asked.settings)
             response = connection.wait(self._sample(sampler, prompt, asked, params))
         except BaseException:
             if known is not None:
@@ -464,7 +466,7 @@ class Gateway:
             raise InvalidInputError(
                 "messages: the last one is the assistant's; an answer cannot be continued"
             )
-        digest = blake2b(json.dumps([label, asked.tools, asked.variables]).encode(), digest_size=16).digest()
+        digest = _digest(b"", (label, asked.tools, asked.variables))
         digests = []
         for message in asked.messages:
             digest = _add_message(digest, message)
@@ -508,11 +510,13 @@ class Gateway:
             prompt, asked.n, params, topk_sample_logprobs=asked.topk, deadline=self._deadline
         )
 
-    def _make_params(self, settings: str, stop: tuple[Any, ...] | None) -> SamplingParams:
+    def _make_name(self, kind: str) -> str:
+        return f"{kind}{self._name}{next(self._numbers):08x}"
+
+    def _make_params(self, stop: tuple[Any, ...] | None, **settings: Any) -> SamplingParams:
         """Return the parameters of a sample. Equal ones are one object, for which a client is quicker."""
-        given = {name: value for name, value in json.loads(settings).items() if value is not None}
-        update = {**given, **({} if stop is None else {"stop": list(stop)})}
-        return SamplingParams(**{**self._defaults.model_dump(), **update})
+        given = settings if stop is None else {**settings, "stop": list(stop)}
+        return SamplingParams(**{**self._defaults.model_dump(), **given})
 
 
 def _is_near(address: str) -> bool:
@@ -541,8 +545,11 @@ def _add_message(digest: bytes, message: Mapping[str, Any]) -> bytes:
         (call["function"]["name"], json.dumps(call["function"]["arguments"], sort_keys=True))
         for call in message.get("tool_calls") or ()
     ]
-    said = repr((message["role"], (message.get("content") or "").strip(), calls))
-    return blake2b(digest + said.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+    return _digest(digest, (message["role"], (message.get("content") or "").strip(), calls))
+
+
+def _digest(before: bytes, said: Any) -> bytes:
+    return blake2b(before + repr(said).encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 def _numbered(name: str, index: int, count: int) -> str:

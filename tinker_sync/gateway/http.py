@@ -1,9 +1,7 @@
 """HTTP/1.1 for a gateway: a thread for each connection, and one that accepts them.
 
-The request handler of the standard library parses headers as those of mail, which costs more than the rest of
-a request. This one reads what agents send: a method, a path, headers, and a body with its length. The head is
-answered for by the gateway before the body is read, so that who has no key costs no memory; a request must
-arrive in time, and all bodies that arrive at once have a limit.
+The gateway answers for the head of a request before the body is read, so that who has no key costs no memory.
+A request must arrive in time, and all bodies that arrive at once have a limit.
 """
 
 from __future__ import annotations
@@ -11,7 +9,6 @@ from __future__ import annotations
 import errno
 import ipaddress
 import json
-import re
 import socket
 import struct
 import sys
@@ -28,6 +25,8 @@ from tinker_sync._base.clock import make_lock
 from tinker_sync._base.log import Log
 from tinker_sync._base.threads import DaemonThread
 from tinker_sync.errors import ConfigurationError
+from tinker_sync.wire.http1.framing import MalformedMessage, MessageTooLarge
+from tinker_sync.wire.http1.server import RequestHead, RequestParser
 
 T = TypeVar("T")
 _log = Log("tinker_sync.gateway")
@@ -35,8 +34,6 @@ _log = Log("tinker_sync.gateway")
 _MOST_BODY_BYTES: Final = 64 * 1024 * 1024
 _MOST_BYTES_AT_ONCE: Final = 4 * _MOST_BODY_BYTES
 _MOST_HEAD_BYTES: Final = 64 * 1024
-_MOST_HEADERS: Final = 200
-_MOST_DIGITS: Final = 20
 _RECEIVED_BYTES: Final = 32 * 1024
 _HEAD_S: Final = 30.0
 """How long a head may take, so that connections which say nothing do not keep their threads."""
@@ -50,22 +47,14 @@ _LOOK_EVERY_S: Final = 1.0
 """How often a wait for a sample looks whether the agent has gone."""
 _WAITING_CONNECTIONS: Final = 4096
 _END_S: Final = 5.0
-_END_OF_HEAD: Final = re.compile(rb"\r?\n\r?\n")
 _NO_WAIT: Final = int(getattr(socket, "MSG_DONTWAIT", 0))  # Windows has no such flag
+_PEEK: Final = int(socket.MSG_PEEK) | _NO_WAIT
 _LATE: Final = "the request did not arrive in time"
-_NOT_HTTP: Final = "this endpoint speaks HTTP/1.1; begin its address with http://"
 
 PASSING: Final = (408, 503)
 """Statuses of refusals after which the same request may be served."""
 EVENTS: Final = "text/event-stream; charset=utf-8"
-
-
-class Request(NamedTuple):
-    """The head of a request, with header names in lower case."""
-
-    method: str
-    path: str
-    headers: Mapping[str, str]
+_PHRASES: Final = {status.value: status.phrase for status in HTTPStatus}
 
 
 class Reply(NamedTuple):
@@ -117,13 +106,12 @@ class Connection:
     """The connection of one agent. Its own thread uses it; `close` may be called by any thread."""
 
     def __init__(
-        self, sock: socket.socket, answer: Callable[[Request, Connection], Reply], room: Room
+        self, sock: socket.socket, answer: Callable[[RequestHead, Connection], Reply], room: Room
     ) -> None:
         self._socket = sock
         self._answer = answer
         self._room = room
-        self._received = b""  # after the head, or the body, that was read last
-        self._unread = 0  # the size of the body of this request, until it is read
+        self._parser = RequestParser(max_head_bytes=_MOST_HEAD_BYTES, max_body_bytes=_MOST_BODY_BYTES)
 
     def run(self) -> None:
         """Answer requests until one side closes the connection."""
@@ -135,27 +123,29 @@ class Connection:
             while keep:
                 try:
                     request = self._read_head(time.monotonic() + idle_s)
-                except Refusal as problem:
+                except (Refusal, MalformedMessage, MessageTooLarge) as problem:
                     refused = Reply({"error": {"message": str(problem)}}, problem.status)
                     self._socket.sendall(_encode(refused, keep=False))
                     break
                 reply = self._answer(request, self)
-                keep = self._skip_body() and request.headers.get("connection", "").lower() != "close"
+                keep = self._skip_body() and request.keeps_alive
                 self._socket.sendall(_encode(reply, keep=keep, body=request.method != "HEAD"))
                 idle_s = _IDLE_S
             self._linger()
 
-    def read_json(self, request: Request) -> Any:
+    def read_json(self, request: RequestHead) -> Any:
         """Read the body of a request, and return what it says.
 
         Raises:
             Refusal: the body is not JSON, or arrives too slowly, or others take the memory.
             Gone: the agent has closed the connection.
         """
-        size = self._unread
+        if "transfer-encoding" in request.headers:
+            raise Refusal(411, "send the body with its length (content-length)")
+        size = self._parser.length
         self._room.take(size)
         try:
-            if request.headers.get("expect", "").lower() == "100-continue":
+            if request.expects_continue:
                 self._socket.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
             return json.loads(self._read_body(size))
         except (ValueError, RecursionError) as error:
@@ -196,7 +186,7 @@ class Connection:
         try:
             if not _NO_WAIT:
                 self._socket.setblocking(False)
-            return self._socket.recv(1, socket.MSG_PEEK | _NO_WAIT) == b""
+            return self._socket.recv(1, _PEEK) == b""
         except (BlockingIOError, InterruptedError):
             return False
         except OSError:
@@ -206,7 +196,7 @@ class Connection:
                 with suppress(OSError):
                     self._socket.setblocking(True)
 
-    def _receive(self, deadline_s: float, late: Exception, most_bytes: int = _RECEIVED_BYTES) -> bytes:
+    def _receive(self, deadline_s: float, late: Exception) -> bytes:
         """Return what the agent has sent next. Raise `late` if nothing came in time.
 
         Raises:
@@ -214,7 +204,7 @@ class Connection:
         """
         while True:
             try:
-                received = self._socket.recv(most_bytes)
+                received = self._socket.recv(_RECEIVED_BYTES)
             except (BlockingIOError, TimeoutError):  # the system's timeout, see `_limit_waits`
                 received = None
             if received == b"":
@@ -224,42 +214,36 @@ class Connection:
             if received:
                 return received
 
-    def _read_head(self, idle_until_s: float) -> Request:
+    def _read_head(self, idle_until_s: float) -> RequestHead:
         """Return the head of the next request, which must begin in this time.
 
         Raises:
-            Refusal: the head is malformed, too long or too late.
+            MalformedMessage: the bytes are not a request.
+            MessageTooLarge: the head is too long, or announces a body that is.
+            Refusal: the head is too late.
             Gone: the agent has closed the connection, or has not used it for long.
         """
-        octets = self._received.lstrip(b"\r\n")
-        while not octets:
-            octets = self._receive(idle_until_s, Gone()).lstrip(b"\r\n")
-        deadline_s = time.monotonic() + _HEAD_S
-        while (found := _END_OF_HEAD.search(octets)) is None:
-            if not octets[:1].isalpha():  # such as the beginning of TLS
-                raise Refusal(400, _NOT_HTTP)
-            if len(octets) > _MOST_HEAD_BYTES:
-                raise Refusal(431, "the headers are too long")
-            octets += self._receive(deadline_s, Refusal(408, _LATE))
-        request = _parse_head(octets[: found.start()].decode("latin-1"))
-        self._received, self._unread = octets[found.end() :], int(request.headers.get("content-length", "0"))
-        return request
+        deadline_s: float | None = None  # once it has begun
+        while (head := self._parser.take_head()) is None:
+            if not self._parser.buffered:
+                self._parser.feed(self._receive(idle_until_s, Gone()))
+                continue
+            deadline_s = deadline_s or time.monotonic() + _HEAD_S
+            self._parser.feed(self._receive(deadline_s, Refusal(408, _LATE)))
+        return head
 
     def _read_body(self, size: int) -> bytes:
-        pieces, self._received = [self._received[:size]], self._received[size:]
-        left, deadline_s = size - len(pieces[0]), time.monotonic() + _HEAD_S + size / _BODY_BYTES_PER_S
-        while left:  # parts as they come, so that memory is used for what has arrived
-            pieces.append(self._receive(deadline_s, Refusal(408, _LATE), min(left, _RECEIVED_BYTES)))
-            left -= len(pieces[-1])
-        self._unread = 0
-        return b"".join(pieces)
+        deadline_s = time.monotonic() + _HEAD_S + size / _BODY_BYTES_PER_S
+        while (body := self._parser.take_body()) is None:
+            self._parser.feed(self._receive(deadline_s, Refusal(408, _LATE)))
+        return body
 
     def _skip_body(self) -> bool:
         """Leave out a body that was not read. Return False if it has not come, which ends the connection."""
-        if self._unread > len(self._received):
+        try:
+            return self._parser.take_body() is not None
+        except (MalformedMessage, MessageTooLarge):
             return False
-        self._received, self._unread = self._received[self._unread :], 0
-        return True
 
     def _linger(self) -> None:
         """Read on for a moment, because a system may drop the answer if octets are left when it closes."""
@@ -281,36 +265,11 @@ def _limit_waits(sock: socket.socket, limit_s: float) -> None:
             sock.setsockopt(socket.SOL_SOCKET, option, limit)
 
 
-def _parse_head(head: str) -> Request:
-    first, *lines = head.split("\n")
-    words = first.split()
-    if len(words) != 3 or words[2] not in ("HTTP/1.1", "HTTP/1.0"):
-        raise Refusal(400, _NOT_HTTP)
-    if len(lines) > _MOST_HEADERS:
-        raise Refusal(431, "there are too many headers")
-    headers: dict[str, str] = {} if words[2] == "HTTP/1.1" else {"connection": "close"}
-    for line in lines:
-        name, colon, value = line.partition(":")
-        name = name.lower()
-        # A proxy may read such a line in another way, and see other requests on the connection than this one.
-        if not colon or name != name.strip() or (name == "content-length" and name in headers):
-            raise Refusal(400, "a header is malformed")
-        headers[name] = value.strip()
-    if "transfer-encoding" in headers:
-        raise Refusal(411, "send the body with its length (content-length)")
-    length = headers.get("content-length", "0")
-    if not (length.isascii() and length.isdigit()):
-        raise Refusal(400, "content-length is malformed")
-    if len(length) > _MOST_DIGITS or int(length) > _MOST_BODY_BYTES:
-        raise Refusal(413, f"the body is over the limit of {_MOST_BODY_BYTES} bytes")
-    return Request(words[0], words[1], headers)
-
-
 def _encode(reply: Reply, *, keep: bool, body: bool = True) -> bytes:
     stream = isinstance(reply.content, str)
     octets = (reply.content if stream else json.dumps(reply.content)).encode()
     kind = EVENTS if stream else "application/json"
-    head = f"HTTP/1.1 {reply.status} {HTTPStatus(reply.status).phrase}\r\ncontent-type: {kind}\r\n"
+    head = f"HTTP/1.1 {reply.status} {_PHRASES.get(reply.status, '')}\r\ncontent-type: {kind}\r\n"
     for name, value in reply.headers.items():
         head += f"{name}: {value}\r\n"
     if not keep:
@@ -330,7 +289,7 @@ class Server:
         ConfigurationError: the address cannot be listened on.
     """
 
-    def __init__(self, answer: Callable[[Request, Connection], Reply], host: str, port: int) -> None:
+    def __init__(self, answer: Callable[[RequestHead, Connection], Reply], host: str, port: int) -> None:
         self._answer = answer
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:

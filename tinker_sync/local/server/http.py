@@ -53,9 +53,7 @@ class Request:
     @classmethod
     def of(cls, head: RequestHead, body: bytes = b"", gone: asyncio.Future[None] | None = None) -> Request:
         """Return the request with this head and body."""
-        path, _, query = head.target.decode("latin-1").partition("?")
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in head.headers}
-        return cls(head.method, path, query, headers, body, gone)
+        return cls(head.method, head.path, head.query, head.headers, body, gone)
 
 
 Write: TypeAlias = Callable[[bytes], Awaitable[None]]
@@ -108,9 +106,6 @@ _CLOSING_ROUNDS = 3
 
 logger = logging.getLogger(__name__)
 
-# The first bytes of every handshake, with which no request begins.
-_TLS_GREETING: Final = b"\x16\x03"
-
 
 class Application:
     """What a server runs: it answers requests, and has a start and an end.
@@ -162,10 +157,6 @@ class ClientConnection(asyncio.Protocol):
         self._limit(IDLE_S)
 
     def data_received(self, data: bytes) -> None:
-        if data.startswith(_TLS_GREETING) and self._exchange is None and not self._parser.buffered:
-            # Without an answer, the client would wait until its TLS handshake times out.
-            self._refuse(400, "this server speaks plain HTTP: begin its address with http://")
-            return
         self._parser.feed(data)
         if self._exchange is None:
             self._limit(STALL_S)

@@ -3,41 +3,50 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 from tinker_sync.wire.http1.framing import TARGET, TOKEN, ChunkedBody, MalformedMessage, MessageTooLarge
 
-_TOKEN: Final = re.compile(TOKEN.pattern.encode())
-_TARGET: Final = re.compile(TARGET.pattern.encode())
-_DIGITS: Final = re.compile(rb"[0-9]{1,18}")
-_BAD_VALUE: Final = re.compile(rb"[\r\n\x00]")
+_MOST_HEADERS: Final = 200
+_FIRST: Final = re.compile(rf"({TOKEN.pattern}) ({TARGET.pattern}) HTTP/([0-9]\.[0-9])\r?\n")
+# Nothing in it can match in two ways, so that the time for a head grows with its length alone.
+_HEADER: Final = re.compile(rf"^({TOKEN.pattern}):([^\r\n\0]*)\r?\n", re.MULTILINE)
+_END: Final = re.compile(rb"\n\r?\n")
+_DIGITS: Final = re.compile(r"[0-9]+")
+_MOST_DIGITS: Final = 18
+_NOT_HTTP: Final = "this server speaks HTTP/1.1; begin its address with http://"
 
 
 class RequestHead(NamedTuple):
     """The request line and the headers of a request, with header names in lower case.
 
-    `minor` is the second number of the version: 1 for HTTP/1.1.
+    `path` and `query` are as they were sent. `minor` is the second number of the version: 1 for HTTP/1.1.
+    Commas separate the values of headers that have the same name.
     """
 
     method: str
-    target: bytes
+    path: str
+    query: str
     minor: int
-    headers: list[tuple[bytes, bytes]]
-
-    def values(self, name: bytes) -> list[bytes]:
-        """Return the values of a header, given its name in lower case."""
-        return [value for each, value in self.headers if each == name]
+    headers: Mapping[str, str]
 
     @property
     def keeps_alive(self) -> bool:
         """True if another request may follow on the connection."""
-        connection = b",".join(self.values(b"connection")).lower()
-        return b"close" not in connection and (self.minor == 1 or b"keep-alive" in connection)
+        connection = self.headers.get("connection", "").lower()
+        return "close" not in connection and (self.minor == 1 or "keep-alive" in connection)
+
+    @property
+    def expects_continue(self) -> bool:
+        """True if the client may wait for an interim answer before it sends the body."""
+        return self.headers.get("expect", "").lower() == "100-continue"
 
 
 class RequestParser:
     """A parser for the requests of one connection, one after another. For one thread at a time.
+
+    A server that looks at the head before it reads the body calls `take_head` and then `take_body`.
 
     Args:
         max_head_bytes: the limit for a head.
@@ -48,8 +57,8 @@ class RequestParser:
     >>> parser = RequestParser(max_head_bytes=1000, max_body_bytes=100)
     >>> parser.feed(b"POST /a HTTP/1.1\\r\\nContent-Length: 3\\r\\n\\r\\nabcGET /")
     >>> head, body = parser.take()
-    >>> head.method, head.target, body, parser.take(), parser.buffered
-    ('POST', b'/a', b'abc', None, 5)
+    >>> head.method, head.path, body, parser.take(), parser.buffered
+    ('POST', '/a', b'abc', None, 5)
     """
 
     def __init__(
@@ -63,20 +72,22 @@ class RequestParser:
         self._max_head_bytes = max_head_bytes
         self._max_body_bytes = max_body_bytes
         self._buffer = bytearray()
+        self._searched = 0  # up to here the buffer has no end of a head
         self._head: RequestHead | None = None
-        self._length = 0  # of the body, without the bytes that were dropped
         self._dropping = False
         self._chunks: ChunkedBody | None = None
+        self.length = 0
+        """The bytes that the head announces for the body, without those that were dropped."""
         self.wants_continue = False
         """True if the client waits for an interim answer before it sends the body."""
 
     @property
     def buffered(self) -> int:
-        """The number of received bytes that `take` has not used yet."""
+        """The number of received bytes that are not used yet."""
         return len(self._buffer)
 
     def feed(self, data: bytes) -> None:
-        """Add the next bytes of the connection to those that `take` will parse."""
+        """Add the next bytes of the connection to those that will be parsed."""
         self._buffer += data
 
     def take(self) -> tuple[RequestHead, bytes] | None:
@@ -86,34 +97,65 @@ class RequestParser:
             MalformedMessage: the bytes are not a request, or the length of its body is ambiguous.
             MessageTooLarge: the request is larger than allowed, or states a larger length.
         """
-        if self._head is None and not self._take_head():
-            return None
-        assert self._head is not None  # noqa: S101  # just read
-        body = self._take_body()
-        if body is None:
-            return None
-        head, self._head, self._chunks, self.wants_continue = self._head, None, None, False
-        return head, body
+        head = self.take_head()
+        body = None if head is None else self.take_body()
+        return None if head is None or body is None else (head, body)
 
-    def _take_head(self) -> bool:
-        end = self._buffer.find(b"\r\n\r\n")
-        if (end < 0 and len(self._buffer) > self._max_head_bytes) or end > self._max_head_bytes:
+    def take_head(self) -> RequestHead | None:
+        """Return the head of the next request, or None if it is incomplete. Its body must be taken next.
+
+        Raises:
+            MalformedMessage: the bytes are not a request, or the length of its body is ambiguous.
+            MessageTooLarge: the head is larger than allowed, or states a larger length of the body.
+        """
+        if self._head is None:
+            self._read_head()
+        return self._head
+
+    def _read_head(self) -> None:
+        buffer = self._buffer
+        if buffer.startswith((b"\r", b"\n")):
+            self._buffer = buffer = buffer.lstrip(b"\r\n")
+            self._searched = 0
+        if buffer and not buffer[:1].isalpha():  # such as the beginning of TLS
+            raise MalformedMessage(_NOT_HTTP)
+        found = _END.search(buffer, self._searched)
+        size = len(buffer) if found is None else found.start()
+        if size > self._max_head_bytes:
             raise MessageTooLarge("the head of the request is too large", 431)
-        if end < 0:
-            return False
-        head = parse_request_head(bytes(self._buffer[:end]).lstrip(b"\r\n"))
-        del self._buffer[: end + 4]
-        self._length = int(next(iter(head.values(b"content-length")), b"0"))
-        if self._length > self._max_body_bytes:
+        if found is None:
+            self._searched = max(size - 2, 0)
+            return
+        head = parse_request_head(bytes(buffer[:size]))
+        del buffer[: found.end()]
+        self._searched = 0
+        length = head.headers.get("content-length", "0")
+        self.length = self._max_body_bytes + 1 if len(length) > _MOST_DIGITS else int(length)
+        if self.length > self._max_body_bytes:
             raise MessageTooLarge(f"the body is over the limit of {self._max_body_bytes} bytes")
-        if head.values(b"transfer-encoding"):
+        if "transfer-encoding" in head.headers:
             self._chunks = ChunkedBody(self._max_body_bytes)
-        self.wants_continue = b"100-continue" in head.values(b"expect") and not self._buffer
+        self.wants_continue = head.expects_continue and not buffer
         self._head = head
         self._dropping = self._keeps_body is not None and not self._keeps_body(head)
-        return True
 
-    def _take_body(self) -> bytes | None:
+    def take_body(self) -> bytes | None:
+        """Return the body of the request whose head was taken, or None if it is incomplete.
+
+        It is empty if the body was taken before.
+
+        Raises:
+            MalformedMessage: the bytes are no chunks.
+            MessageTooLarge: the body is larger than allowed.
+        """
+        if self._head is None:
+            return b""
+        body = self._read_body()
+        if body is not None:
+            self._head, self._chunks, self.length, self.wants_continue = None, None, 0, False
+        return body
+
+    def _read_body(self) -> bytes | None:
         if self._chunks is not None:
             used = self._chunks.feed(bytes(self._buffer), 0)
             del self._buffer[:used]
@@ -121,41 +163,47 @@ class RequestParser:
                 self._chunks.pieces.clear()
             return b"".join(self._chunks.pieces) if self._chunks.done else None
         if self._dropping:
-            dropped = min(len(self._buffer), self._length)
+            dropped = min(len(self._buffer), self.length)
             del self._buffer[:dropped]
-            self._length -= dropped
-        if len(self._buffer) < self._length:
+            self.length -= dropped
+        if len(self._buffer) < self.length:
             return None
-        body = bytes(memoryview(self._buffer)[: self._length]) if self._length else b""
-        del self._buffer[: self._length]
+        body = bytes(memoryview(self._buffer)[: self.length]) if self.length else b""
+        del self._buffer[: self.length]
         return body
 
 
 def parse_request_head(raw: bytes) -> RequestHead:
-    """Parse the request line and the headers of a request.
+    """Parse the request line and the headers of a request, without the line end after the last one.
 
     Raises:
         MalformedMessage: the lines are not a head of HTTP/1.x, or the length of the body is ambiguous.
+        MessageTooLarge: there are too many headers.
 
     >>> parse_request_head(b"POST /a?b=1 HTTP/1.1\\r\\nContent-Length: 3")
-    RequestHead(method='POST', target=b'/a?b=1', minor=1, headers=[(b'content-length', b'3')])
+    RequestHead(method='POST', path='/a', query='b=1', minor=1, headers={'content-length': '3'})
     """
-    first, *lines = raw.split(b"\r\n")
-    parts = first.split(b" ")
-    if len(parts) != 3 or not _TOKEN.fullmatch(parts[0]) or not _TARGET.fullmatch(parts[1]):
-        raise MalformedMessage("the first line is no request")
-    if parts[2] not in (b"HTTP/1.1", b"HTTP/1.0"):
-        raise MalformedMessage("this server speaks HTTP/1.1", 505)
-    headers = []
-    for line in lines:
-        name, colon, value = line.partition(b":")
-        if not colon or not _TOKEN.fullmatch(name) or _BAD_VALUE.search(value):
-            raise MalformedMessage("a header is malformed")
-        headers.append((name.lower(), value.strip(b" \t")))
-    head = RequestHead(parts[0].decode("ascii"), parts[1], int(parts[2][-1:]), headers)
-    lengths, codings = set(head.values(b"content-length")), head.values(b"transfer-encoding")
-    if codings and (lengths or [coding.lower() for coding in codings] != [b"chunked"]):
+    text = raw.decode("latin-1") + "\n"
+    first = _FIRST.match(text)
+    if first is None:
+        raise MalformedMessage(f"the first line is no request: {_NOT_HTTP}")
+    method, target, version = first.groups()
+    if version not in ("1.1", "1.0"):
+        raise MalformedMessage(_NOT_HTTP, 505)
+    found = _HEADER.findall(text, first.end())
+    # A proxy may read such a line in another way, and see other requests on the connection than this server.
+    if len(found) != text.count("\n") - 1:
+        raise MalformedMessage("a header is malformed")
+    if len(found) > _MOST_HEADERS:
+        raise MessageTooLarge("there are too many headers", 431)
+    pairs = [(name.lower(), value.strip(" \t")) for name, value in found]
+    headers = dict(pairs)
+    if len(headers) < len(pairs):
+        headers = {name: ", ".join(value for each, value in pairs if each == name) for name in headers}
+    coding, length = headers.get("transfer-encoding"), headers.get("content-length")
+    if coding is not None and (length is not None or coding.lower() != "chunked"):
         raise MalformedMessage("the end of the body is unclear")
-    if len(lengths) > 1 or any(not _DIGITS.fullmatch(length) for length in lengths):
+    if length is not None and not _DIGITS.fullmatch(length):
         raise MalformedMessage("content-length is malformed")
-    return head
+    path, _, query = target.partition("?")
+    return RequestHead(method, path, query, int(version[-1]), headers)
