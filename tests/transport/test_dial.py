@@ -245,3 +245,25 @@ def test_later_connections_resume_the_session_of_an_earlier_one(
             assert http.send(post()).body == b"ok"
         http.close()
     assert resumed == [False, True, True]
+
+
+def test_the_connections_of_a_burst_copy_one_session_for_those_that_follow(tmp_path: Path) -> None:
+    resumed, known = [], []
+
+    def script(peer: Peer) -> None:
+        resumed.append(peer.sock.session_reused)  # type: ignore[attr-defined]
+        peer.read_request()
+        peer.send(answer(b"ok", headers={"Connection": "close"}))
+        peer.close()
+
+    authority = Authority(tmp_path)
+    with ScriptedServer(script, tls=authority.server_context()) as server, requests.Session() as session:
+        session.verify = authority.ca_file
+        http = http_for(server, session=session)
+        for size in (1, 4, 4):
+            for exchange in [http.open(post()) for _ in range(size)]:
+                assert exchange.finish().body == b"ok"
+                known.append(http.route().known.session)
+        http.close()
+    assert resumed == [False, *[True] * 8]
+    assert len({id(each) for each in known}) == 3  # a copy costs half the CPU of a handshake

@@ -122,7 +122,10 @@ class Known:
         self.until_s = -math.inf
         """The time of the system's clock until which the addresses count."""
         self.session: ssl.SSLSession | None = None
-        """That of the newest connection. To resume it costs fewer bytes and less CPU than a new handshake."""
+        """That of the newest connection, or of one that was opened at the same time.
+
+        To resume it costs fewer bytes and less CPU than a new handshake.
+        """
         self.http2: bool | None = None
         """True if the server chose HTTP/2 for the newest connection, which offered it; False if not."""
 
@@ -184,7 +187,16 @@ class ConnectFailed(Exception):
 class Connection:
     """An open socket to a server or proxy, with its route and the data that decide on its reuse."""
 
-    __slots__ = ("idle_since_s", "multiplexed", "nothing_yet", "requests", "route", "sock", "watcher")
+    __slots__ = (
+        "_known_session",
+        "idle_since_s",
+        "multiplexed",
+        "nothing_yet",
+        "requests",
+        "route",
+        "sock",
+        "watcher",
+    )
 
     def __init__(self, route: Route, sock: socket.socket) -> None:
         self.route = route
@@ -192,6 +204,7 @@ class Connection:
         """The number of answers that were read from the connection."""
         self.idle_since_s = 0.0
         self.sock = sock  # never blocks, except while a large piece of a request is sent
+        self._known_session = route.known.session
         self.watcher: object = None
         """What watches the socket for answers, from the first request on."""
         self.nothing_yet: tuple[type[OSError], ...] = (BlockingIOError,)
@@ -210,8 +223,11 @@ class Connection:
         """Count an answer that was read to its end."""
         self.requests += 1
         if self.requests == 1 and self.route.tls is not None:
-            # A server of TLS 1.3 sends its tickets after the handshake, so they come with the first answer.
-            self.route.known.session = getattr(self.sock, "session", None)
+            known = self.route.known
+            if known.session is self._known_session:
+                # The first connection of a burst does this for all, because a copy takes half the CPU of a
+                # handshake. Tickets of TLS 1.3 follow the handshake, so they come with the first answer.
+                known.session = getattr(self.sock, "session", None)
 
     def close(self) -> None:
         """Close the connection. The other side sees this, unless another process has a copy of the socket."""
