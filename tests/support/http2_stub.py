@@ -163,6 +163,10 @@ class Http2Connection(asyncio.Protocol):
 
         self._loop.call_soon_threadsafe(ping)
 
+    def indexed(self) -> list[tuple[bytes, bytes]]:
+        """Return the headers that the client has put into the table of HPACK; call it between requests."""
+        return list(self._h2.decoder.header_table.dynamic_entries)
+
     def await_pings(self, count: int) -> None:
         """Wait until the client has answered so many pings."""
         self._await(lambda: self.pings >= count)

@@ -8,6 +8,7 @@ import json
 import random
 import select
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -133,6 +134,17 @@ def echoed(reply: Reply) -> Any:
 
 
 # ---------------------------------------------------- the protocol
+
+
+def test_what_differs_in_each_request_stays_out_of_the_table_of_headers(stub: Stub) -> None:
+    with service_for(stub) as service:
+        sampling = service.create_sampling_client(base_model="stub/model")
+        for _ in range(40):
+            sampling.sample(PROMPT, 1, PARAMS).result(PATIENCE_S)
+        [connection] = used(stub)
+        values = Counter(name for name, _ in connection.indexed())
+    assert values[b"x-sdk-method"] > 0
+    assert values.most_common(1)[0][1] < 20  # each one pushes out those that come again
 
 
 def test_two_hundred_samples_wait_on_a_few_connections(stub: Stub) -> None:

@@ -70,7 +70,12 @@ _OF_HTTP1: Final = {
     b"te",
 }
 # Different in each request, so they would only push the other headers out of the tables of both sides.
-_DIFFERING: Final = {b"x-idempotency-key", b"content-length", b"traceparent"}
+_DIFFERING: Final = {
+    b"content-length",
+    b"traceparent",
+    b"x-idempotency-key",
+    b"x-tinker-create-promise-roundtrip-time",
+}
 
 _log = Log(__name__)
 _next_number: Final = numbers()
