@@ -19,11 +19,13 @@ import ssl
 import struct
 import threading
 import zlib
+from asyncio import sslproto
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -609,6 +611,16 @@ def _plain_body(asked: Asked) -> bytes:
 # ------------------------------------------------------------------------------------ HTTP
 
 
+# A buffer of this size, filled with zeros, for each TLS connection; asyncio would take 256 KB.
+sslproto.SSLProtocol.max_size = 32 * 1024  # type: ignore[misc]
+
+
+@lru_cache(maxsize=1024)  # most lines come again and again
+def _header(line: bytes) -> tuple[str, str]:
+    name, _, value = line.decode("latin-1").partition(":")
+    return name.strip().lower(), value.strip()
+
+
 class _Connection(asyncio.BufferedProtocol):
     """One keep-alive connection; requests are answered one after another.
 
@@ -622,7 +634,7 @@ class _Connection(asyncio.BufferedProtocol):
         self._tasks = tasks
         self._received = bytearray()
         self._wanted = 0  # the size of the arriving request, when its head has arrived
-        self._body: tuple[str, dict[str, str], bytearray] | None = None  # a large body, with its request
+        self._body: tuple[bytes, dict[str, str], bytearray] | None = None  # a large body, with its request
         self._scratch = self._room = stub.scratch
         self._busy = False
         stub.connections += 1
@@ -664,33 +676,31 @@ class _Connection(asyncio.BufferedProtocol):
         end = self._received.find(b"\r\n\r\n")
         if end < 0:
             return None
-        lines = bytes(self._received[:end]).decode("latin-1").split("\r\n")
-        headers = {}
-        for line in lines[1:]:
-            name, _, value = line.partition(":")
-            headers[name.strip().lower()] = value.strip()
+        first, *lines = bytes(self._received[:end]).split(b"\r\n")
+        headers = dict(map(_header, lines))
         length = int(headers.get("content-length", 0))
         self._wanted = end + 4 + length
         if len(self._received) < self._wanted:
             if length > len(self._scratch):
-                self._expect(lines[0], headers, bytes(self._received[end + 4 :]), length)
+                self._expect(first, headers, bytes(self._received[end + 4 :]), length)
             return None
         body = bytes(self._received[end + 4 : self._wanted])
         del self._received[: self._wanted]
         self._wanted = 0
-        return self._asked(lines[0], headers, body)
+        return self._asked(first, headers, body)
 
-    def _expect(self, first: str, headers: dict[str, str], beginning: bytes, length: int) -> None:
+    def _expect(self, first: bytes, headers: dict[str, str], beginning: bytes, length: int) -> None:
         """Receive the rest of a large body into its own buffer."""
         body = bytearray(length)
         body[: len(beginning)] = beginning
         self._body, self._room = (first, headers, body), memoryview(body)[len(beginning) :]
         self._received, self._wanted = bytearray(), 0
 
-    def _asked(self, first: str, headers: dict[str, str], body: bytes | bytearray) -> Asked:
-        method, target, _ = first.split(" ", 2)
+    def _asked(self, first: bytes, headers: dict[str, str], body: bytes | bytearray) -> Asked:
+        method, target, _ = first.decode("latin-1").split(" ", 2)
         url = urlsplit(target)
-        return Asked(method, url.path, parse_qs(url.query), headers, body, self._number)
+        query = parse_qs(url.query) if url.query else {}
+        return Asked(method, url.path, query, headers, body, self._number)
 
     async def _serve(self, asked: Asked) -> None:
         answer = await self._stub.answer_always(asked)
