@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import atexit
 import json
+import math
 import os
 import platform
 import shutil
@@ -85,6 +86,10 @@ class Scenario(NamedTuple):
     server: tuple[str, ...] = ()
     """Options of the stub server."""
     network: Network | None = None
+    in_flight: int = 0
+    """How many samples are in flight, if the table compares the wall time with that of the round trips."""
+    of_round_trips: float | None = None
+    """The bound of this ratio."""
 
 
 CPU_A_SAMPLE = Bound("cpu_ms", "CPU a sample, ms", 1 / 8, chart=True)
@@ -157,6 +162,9 @@ SCENARIOS = {
 
 WALL = Bound("wall_s", "wall, s", 0.55)
 CONNECTIONS = Bound("connections", "connections held")
+CPU = Bound("cpu_s", "CPU, s", 1 / 4)
+# They share two cores with the client.
+OTHERS = (Bound("stub_cpu_s", "CPU of the stub server, s"), Bound("network_cpu_s", "CPU of the network, s"))
 TOKENS = {"pjwt_auth_enabled": True}
 OVER_A_NETWORK = {
     "first": Scenario(
@@ -165,19 +173,19 @@ OVER_A_NETWORK = {
     ),
     "hundred": Scenario(
         "samples with 100 in flight", "_clients.py", "hundred",
-        (WALL, CONNECTIONS, Bound("cpu_s", "CPU, s", 1 / 4)), 500, 200,
+        (WALL, CONNECTIONS, CPU, *OTHERS), 500, 200, in_flight=100, of_round_trips=1.15,
     ),
     "crowd": Scenario(
         "samples with 400 in flight", "_clients.py", "ramp",
-        (WALL, CONNECTIONS, Bound("cpu_s", "CPU, s", 1 / 4)), 1200, 800,
+        (WALL, CONNECTIONS, CPU, *OTHERS), 1200, 800, in_flight=400, of_round_trips=1.25,
     ),
     "waiting": Scenario(
         "samples at once, 2 s each", "_clients.py", "many",
-        (Bound("wall_s", "wall, s"), CONNECTIONS, Bound("cpu_s", "CPU, s", 1 / 4)), 2000, 500, 2.0,
+        (Bound("wall_s", "wall, s"), CONNECTIONS, CPU, *OTHERS), 2000, 500, 2.0, in_flight=2000,
     ),
     "steps": Scenario(
         "forward_backward and optim_step, pipelined", "_clients.py", "steps",
-        (Bound("wall_s", "wall, s"), CONNECTIONS, Bound("cpu_s", "CPU, s", 1 / 4)), 30, 10,
+        (Bound("wall_s", "wall, s"), CONNECTIONS, CPU), 30, 10,
     ),
     "20mb": Scenario(
         "forward_backward of 20 MB over 20 MB/s, data", "_clients.py", "pass",
@@ -198,6 +206,7 @@ OVER_A_NETWORK = {
 
 # From a server that offers HTTP/2: the reference speaks it, and this client with the extra `http2`.
 OVER_HTTP2 = ("first", "hundred", "crowd", "waiting", "steps", "50mb")
+STREAMS = 128  # requests that the stub server takes at once on a connection of HTTP/2
 
 
 def _over_networks() -> dict[str, Scenario]:
@@ -321,7 +330,7 @@ def run_once(scenario: Scenario, subject: str, python: str, size: int, quiet: Qu
     with ExitStack() as stack:
         config = {**CONFIG, **scenario.config}
         server = stack.enter_context(stub_server(scenario.latency_s, config, options))
-        relayed = None
+        before_s, relayed = server.cpu_s(), None
         if over is not None:
             relayed = stack.enter_context(network(server, over.one_way_ms, over.bytes_per_s))
         url = server.url if relayed is None else relayed.url
@@ -336,7 +345,7 @@ def run_once(scenario: Scenario, subject: str, python: str, size: int, quiet: Qu
             command = [sys.executable, str(HERE / "_floors.py"), subject, url, str(count)]
         figures = run_in_fresh_process(command, trusted=trusted)
         if relayed is not None:
-            figures.update(relayed.figures())
+            figures.update(relayed.figures(), stub_cpu_s=server.cpu_s() - before_s)
         quiet.server_cpu_s += server.cpu_s()
     return figures
 
@@ -434,6 +443,27 @@ def print_block(title: str, runs: dict[str, list[Figures]], bounds: tuple[Bound,
     return shares
 
 
+def round_trips_s(scenario: Scenario, over: Network, size: int) -> float:
+    """Return what the round trips of a scenario take alone, with the server's own time."""
+    in_turn = math.ceil(size / min(scenario.in_flight, size))  # samples, one after the other
+    is_open = "--http2" in scenario.server and scenario.in_flight <= STREAMS  # since the first sample
+    opening = 0 if is_open else 1 + over.tls
+    return (opening + 2 * in_turn) * 2 * over.one_way_ms / 1e3 + in_turn * scenario.latency_s
+
+
+def print_round_trips(scenario: Scenario, size: int, runs: dict[str, list[Figures]]) -> None:
+    if scenario.network is None or not scenario.in_flight:
+        return
+    alone_s, bound = round_trips_s(scenario, scenario.network, size), scenario.of_round_trips
+    line = f"  {'round trips alone, s':26}{'':18}{alone_s:11.2f}"
+    for subject, taken in runs.items():
+        ratio = median_of(taken, "wall_s") / alone_s
+        line += f"   {subject} {ratio:.2f} of it"
+        if subject == OURS and bound is not None:
+            line += f", at most {bound:.2f}: {'ok' if ratio <= bound else 'MISSED'}"
+    print(line, flush=True)
+
+
 def print_commands(found: dict[str, dict[str, list[Figures]]]) -> None:
     bounds = (Bound("wall_ms", "wall, ms", 1 / 3), Bound("cpu_ms", "CPU, ms", 1 / 3))
     for title, runs in found.items():
@@ -508,6 +538,7 @@ def run_all(options: argparse.Namespace, pythons: dict[str, str], rounds: int) -
             results[name] = measure(scenario, pythons, rounds, size, quiet, time_left)
             title = f"{scenario.title}{f' ({size:,})' if size else ''}"
             shares.update(print_block(title, results[name], scenario.bounds))
+            print_round_trips(scenario, size, results[name])
         elif name == "commands":
             results[name] = measure_commands(pythons, rounds, quiet)
             print_commands(results[name])

@@ -7,8 +7,9 @@ one round trip after it was opened, because the system itself accepts the connec
 relay does not read what it forwards, so TLS passes through it.
 
 It answers each line on its standard input with its figures as JSON: the connections that clients hold at
-most (`connections`) and have opened (`opened`), and the round trips in line (`round_trips`). A request is in
-line behind all answers that have reached the client before the request was sent.
+most (`connections`) and have opened (`opened`), the round trips in line (`round_trips`), and the CPU that it
+has used since it began to listen (`network_cpu_s`). A request is in line behind all answers that have reached
+the client before the request was sent.
 
 The process ends with the one that started it.
 """
@@ -96,7 +97,8 @@ class Relay:
     def __init__(self, to: tuple[str, int], one_way_s: float, bytes_per_s: float) -> None:
         self._to = to
         self._up, self._down = Link(one_way_s, bytes_per_s), Link(one_way_s, bytes_per_s)
-        self._piece = PIECE if bytes_per_s < math.inf else 8 * PIECE
+        # All reads share one buffer, because `recv` would allocate as much for each small piece.
+        self._scratch = memoryview(bytearray(PIECE if bytes_per_s < math.inf else 8 * PIECE))
         self._epoll = select.epoll()
         self._ends: dict[int, End] = {}
         self._opening: deque[tuple[float, End]] = deque()
@@ -106,6 +108,7 @@ class Relay:
         self._epoll.register(self._listener, select.EPOLLIN)
         self._epoll.register(0, select.EPOLLIN)
         self._open = self.connections = self.opened = self.round_trips = 0
+        self._began_cpu_s = time.process_time()
 
     def run(self) -> None:
         """Forward bytes until the process that started this one has ended."""
@@ -138,7 +141,12 @@ class Relay:
         if not sys.stdin.readline():
             self._epoll.unregister(0)
             return
-        figures = {"connections": self.connections, "opened": self.opened, "round_trips": self.round_trips}
+        figures = {
+            "connections": self.connections,
+            "opened": self.opened,
+            "round_trips": self.round_trips,
+            "network_cpu_s": time.process_time() - self._began_cpu_s,
+        }
         print(json.dumps(figures), flush=True)
 
     def _pass_on(self, now_s: float) -> None:
@@ -185,7 +193,7 @@ class Relay:
             link.held.append(end)
             return
         try:
-            octets = end.sock.recv(self._piece)
+            octets = bytes(self._scratch[: end.sock.recv_into(self._scratch)])
         except BlockingIOError:
             return
         except OSError:
@@ -215,14 +223,19 @@ class Relay:
         if end.closed:
             return
         waited = bool(end.unsent)
-        end.unsent += octets
+        if waited:
+            end.unsent += octets
         try:
-            del end.unsent[: end.sock.send(end.unsent)]
+            sent = end.sock.send(end.unsent or octets)
         except BlockingIOError:
-            pass
+            sent = 0
         except OSError:
             self._close(end)
             return
+        if waited:
+            del end.unsent[:sent]
+        elif sent < len(octets):
+            end.unsent += octets[sent:]
         if waited or end.unsent:
             self._watch(end)
 
