@@ -285,7 +285,7 @@ class APIFuture(Future[T]):
         >>> APIFuture().done()
         False
         """
-        return self._outcome is not None or self._look() is not None
+        return self._outcome is not None or (self._ends and self._look() is not None)
 
     def running(self) -> bool:
         """Return True if the call has begun, so that it cannot be cancelled, and has not ended.
@@ -375,7 +375,7 @@ class APIFuture(Future[T]):
         >>> APIFuture().failure is None
         True
         """
-        outcome = self._look()
+        outcome = self._outcome or self._look()
         return None if outcome is None else outcome.failure
 
     # ---------------------------------------------------- waiting
@@ -500,7 +500,7 @@ class APIFuture(Future[T]):
                 pass
 
     def _get(self) -> T:
-        outcome = self._look()
+        outcome = self._outcome or self._look()
         assert outcome is not None  # noqa: S101
         if outcome.cancelled:
             raise CancelledError
@@ -864,6 +864,7 @@ class ComposedFuture(APIFuture[WholeT], Generic[PartT, WholeT]):
         self._parts: tuple[APIFuture[PartT], ...] = ()
         self._ended_ids: tuple[str, ...] = ()
         self._when_done(_let_go_of_parts)
+        self._when_done(attach_unread)
 
     def _add(self, *parts: APIFuture[PartT]) -> bool:
         """Add parts and return True. Return False, and add none, if this future has ended.
@@ -1062,10 +1063,12 @@ class Unread:
 def log_if_unread(future: APIFuture[Any], site: CallSite) -> None:
     """Store `site`, the public method and the line that made a call, in the future of the call.
 
-    If the call fails and the user never looks at it, an `Unread` logs the failure.
+    If the call fails and the user never looks at it, an `Unread` logs the failure. `attach_unread` must be
+    among the callbacks of the future.
     """
     future._call_site = site
-    future._when_done(attach_unread)
+    if future.done():  # perhaps that callback found no `site`
+        attach_unread(future)
 
 
 def attach_unread(future: APIFuture[Any]) -> None:

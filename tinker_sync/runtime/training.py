@@ -181,8 +181,8 @@ class TrainingLine:
         Args:
             steps: the number of optimizer steps that were called before the pass.
         """
-        if not passed.cancelled() and passed.failure is None:
-            metrics = passed.result(timeout=0).metrics
+        if passed.failure is None and not passed.cancelled():
+            metrics = passed._get().metrics
             loss = metrics.get("loss:mean", metrics.get("loss:sum"))
             if loss is not None:
                 self.curve.append((self.runtime.clock.now(), loss))

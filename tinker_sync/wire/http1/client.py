@@ -121,33 +121,35 @@ class ReplyParser:
     (True, 200, b'hello')
     """
 
-    def __init__(self, method: str, *, max_body_bytes: int) -> None:
-        self.status = 0
-        self.fields = _NO_FIELDS
-        """The headers, several lines of one name joined."""
-        self.keep_alive = False
-        """True if the connection may carry another request after this answer."""
-        self.lasts_until_close = False
-        """True if the answer states no length.
+    # The first values are attributes of the class, because most answers change few of them.
+    status = 0
+    fields = _NO_FIELDS
+    """The headers, several lines of one name joined."""
+    keep_alive = False
+    """True if the connection may carry another request after this answer."""
+    lasts_until_close = False
+    """True if the answer states no length.
 
-        Such an answer ends with the connection, and the loss of its last part is not noticed.
-        """
-        self.started = False
-        """True once a byte of the answer has arrived."""
+    Such an answer ends with the connection, and the loss of its last part is not noticed.
+    """
+    started = False
+    """True once a byte of the answer has arrived."""
+    done = False
+    """True once the answer is whole."""
+    _state = _State.HEAD
+    _chunks: ChunkedBody | None = None
+    _interim = 0
+    _remaining = 0  # of a body of known length
+    _size = 0
+    _block: bytearray | None = None  # a large body
+
+    def __init__(self, method: str, *, max_body_bytes: int) -> None:
         self.max_body_bytes = max_body_bytes
         """The limit for the body, lower for an error status."""
         self._method = method
-        self.done = False
-        """True once the answer is whole."""
-        self._state = _State.HEAD
         self._lines: list[str] = []
         self._text = bytearray()  # an unfinished head
-        self._chunks: ChunkedBody | None = None
-        self._interim = 0
-        self._remaining = 0  # of a body of known length
-        self._size = 0
         self._pieces: list[bytes] = []
-        self._block: bytearray | None = None  # a large body
         self._step: Any = ReplyParser._take_head
 
     @property
