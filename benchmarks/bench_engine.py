@@ -43,7 +43,8 @@ from tinker_sync.local.engine.lora import LoraParams, LoraSettings  # noqa: E402
 from tinker_sync.local.engine.losses import Example  # noqa: E402
 from tinker_sync.local.engine.model import ModelConfig, Weights, random_weights  # noqa: E402
 from tinker_sync.local.engine.sampling import Sampler, SampleSpec  # noqa: E402
-from tinker_sync.local.engine.training import BATCH_ROWS, AdamSettings, AdapterTrainer  # noqa: E402
+from tinker_sync.local.engine.training import BATCH_ROWS, AdapterTrainer  # noqa: E402
+from tinker_sync.types import AdamParams  # noqa: E402
 
 CONFIG = ModelConfig(
     vocab_size=4096, hidden_size=192, layers=6, heads=6, kv_heads=2, head_dim=32, mlp_size=512, tied=True
@@ -51,7 +52,7 @@ CONFIG = ModelConfig(
 LORA = LoraSettings(rank=16)
 SEQUENCES, LENGTH = 32, 128
 REQUESTS, PROMPT, NEW = 64, 32, 64
-ADAM = AdamSettings(learning_rate=1e-4)
+ADAM = AdamParams(learning_rate=1e-4)
 FLOORS = {"train": 0.5, "sample": 1.0}
 
 

@@ -22,8 +22,9 @@ from tinker_sync.local.engine.lora import AdapterRoute, LoraParams, LoraSettings
 from tinker_sync.local.engine.losses import Example
 from tinker_sync.local.engine.model import Weights, load_weights
 from tinker_sync.local.engine.sampling import Sampler, SampleSpec
-from tinker_sync.local.engine.training import AdamSettings, AdapterTrainer
+from tinker_sync.local.engine.training import AdapterTrainer
 from tinker_sync.local.tiny import directory
+from tinker_sync.types import AdamParams
 
 torch = pytest.importorskip("torch")
 with warnings.catch_warnings():
@@ -269,7 +270,7 @@ def test_gradients_with_several_candidates(pair: Pair) -> None:
 def test_ten_steps(pair: Pair, clip: float, eps: float) -> None:
     model, weights = pair
     run = our_run(weights)
-    settings = AdamSettings(learning_rate=1e-3, weight_decay=0.1, eps=eps, grad_clip_norm=clip)
+    settings = AdamParams(learning_rate=1e-3, weight_decay=0.1, eps=eps, grad_clip_norm=clip)
     with TheirRun(model, run.params) as theirs:
         parameters = theirs.parameters()
         optimizer = torch.optim.AdamW(

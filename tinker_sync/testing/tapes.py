@@ -188,16 +188,14 @@ class CassetteServer(Application):
             failed: True if the block ended with an exception.
         """
 
-    async def _answer(
-        self, method: str, target: str, headers: dict[str, str], body: bytes
-    ) -> RecordedReply | None:
+    async def _answer(self, request: Request, target: str) -> RecordedReply | None:
         """Return the answer to a request, or None to drop the connection. Subclasses implement this."""
         raise NotImplementedError
 
     async def __call__(self, request: Request) -> Answer:
         """Answer one request."""
         target = f"{request.path}?{request.query}" if request.query else request.path
-        reply = await self._answer(request.method, target, dict(request.headers), request.body)
+        reply = await self._answer(request, target)
         if reply is None:
             raise Abort
         return Answer(reply.content, reply.status, content_type="", headers=reply.headers)
@@ -299,26 +297,22 @@ class RecordingProxy(CassetteServer):
         if not failed:
             self.cassette.save(self._path)
 
-    async def _answer(
-        self, method: str, target: str, headers: dict[str, str], body: bytes
-    ) -> RecordedReply | None:
-        return await self._forwarders.run(partial(self._pass_on, method, target, headers, body))
+    async def _answer(self, request: Request, target: str) -> RecordedReply | None:
+        return await self._forwarders.run(partial(self._pass_on, request, target))
 
-    def _pass_on(
-        self, method: str, target: str, headers: dict[str, str], body: bytes
-    ) -> RecordedReply | None:
+    def _pass_on(self, request: Request, target: str) -> RecordedReply | None:
         """Forward the request of a client to the recorded server, and record its answer. Runs on a worker.
 
         Returns:
             The answer, or None if none came.
         """
-        sent = {name: value for name, value in headers.items() if name not in _OF_THE_CONNECTION}
+        sent = {name: value for name, value in request.headers.items() if name not in _OF_THE_CONNECTION}
         sent["accept-encoding"] = "identity"
         try:
             got = self._session().request(
-                method,
+                request.method,
                 self._access.base_url + target,
-                data=body,
+                data=request.body,
                 headers=sent,
                 timeout=_UPSTREAM_S,
                 allow_redirects=False,
@@ -332,9 +326,9 @@ class RecordingProxy(CassetteServer):
         content = got.content
         if self._replayable and target.endswith("/client/config"):
             content = _plain(content)
-        asked = comparable(headers.get("content-type", ""), body, secrets)
+        asked = comparable(request.headers.get("content-type", ""), request.body, secrets)
         kept = kept_reply(target, got.status_code, received, content, secrets, replayable=self._replayable)
-        exchange = RecordedExchange(method, target, asked, kept)
+        exchange = RecordedExchange(request.method, target, asked, kept)
         with self._lock:
             self.cassette.exchanges.append(exchange)
         passed = {name: value for name, value in received.items() if name not in _OF_THE_CONNECTION}
@@ -378,14 +372,12 @@ class ReplayServer(CassetteServer):
         if self._strict and self.misses and not failed:
             raise InvalidInputError(self.misses[0])
 
-    async def _answer(
-        self, method: str, target: str, headers: dict[str, str], body: bytes
-    ) -> RecordedReply | None:
-        asked = comparable(headers.get("content-type", ""), body)
-        key = key_of(method, target, asked)
+    async def _answer(self, request: Request, target: str) -> RecordedReply | None:
+        asked = comparable(request.headers.get("content-type", ""), request.body)
+        key = key_of(request.method, target, asked)
         answers = self._answers.get(key)
         if not answers:
-            return self._miss(method, target, asked)
+            return self._miss(request.method, target, asked)
         self._asked.add(key)
         # The last answer is used again: a client may repeat a request, and polls go on.
         return answers.popleft() if len(answers) > 1 else answers[0]

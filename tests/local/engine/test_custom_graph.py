@@ -9,7 +9,7 @@ import pytest
 from support.engine_models import VOCAB, busy_run, tiny_weights
 
 from tinker_sync.local.engine.custom_graph import compile_custom_loss, compile_rule
-from tinker_sync.local.engine.losses import Csr, Example
+from tinker_sync.local.engine.losses import Example, Listed
 from tinker_sync.types import CustomLossGraph, CustomLossInput, CustomLossNode
 
 torch = pytest.importorskip("torch")
@@ -108,7 +108,7 @@ def test_several_candidates_and_sparse_targets() -> None:
     whole = compile_custom_loss(*uploaded(smoothed, RANKS[smoothed]))
     dense = whole(run, [Example(tokens, {"target_tokens": targets})], backward=True)
     assert dense.logprobs[0].shape == (2, 3)
-    every = Csr(targets.reshape(-1), np.array([0, 3, 6]), np.array([0, 1, 2, 0, 1, 2]), (2, 3))
+    every = Listed(targets, np.ones(targets.shape, bool))
     listed = whole(sparse, [Example(tokens, {"target_tokens": every})], backward=True)
     np.testing.assert_allclose(listed.logprobs[0], dense.logprobs[0], atol=1e-6)
     np.testing.assert_allclose(sparse.grads.flat, run.grads.flat, atol=1e-6)

@@ -12,8 +12,8 @@ from support.engine_models import VOCAB, example
 from tinker_sync.errors import InvalidInputError
 from tinker_sync.local.engine.losses import (
     LOSSES,
-    Csr,
     Example,
+    Listed,
     Term,
     check_example,
     complete_config,
@@ -136,9 +136,8 @@ def test_bad_inputs_are_refused(loss_fn: str, inputs: dict[str, Any], complaint:
         check_example(changed(loss_fn, **inputs), loss_fn, VOCAB, "data[2].")
 
 
-def csr(dense: np.ndarray[Any, Any]) -> Csr:
-    crow = np.concatenate([[0], np.count_nonzero(dense, axis=1).cumsum()])
-    return Csr(dense[dense != 0], crow, np.nonzero(dense)[1], dense.shape)
+def sparse_of(dense: np.ndarray[Any, Any]) -> Listed:
+    return Listed(dense, dense != 0)
 
 
 def test_sparse_targets_match_dense_ones_with_padding_of_zero() -> None:
@@ -147,7 +146,7 @@ def test_sparse_targets_match_dense_ones_with_padding_of_zero() -> None:
     tokens = T4
     both = [
         check_example(Example(tokens, {"target_tokens": target, "weights": weight}), "cross_entropy", VOCAB)
-        for target, weight in ((targets, weights), (csr(targets), csr(weights)))
+        for target, weight in ((targets, weights), (sparse_of(targets), sparse_of(weights)))
     ]
     p = -np.arange(1.0, 9.0).reshape(4, 2)
     rule = find_rule("cross_entropy")
@@ -158,20 +157,6 @@ def test_sparse_targets_match_dense_ones_with_padding_of_zero() -> None:
     assert shown.dtype == np.float32
     assert shown.tolist() == [[-1, -2], [-3, -4], [-5, 0], [0, 0]]
     assert both[0].output(p).tolist() == p.tolist()
-
-
-@pytest.mark.parametrize(
-    ("crow", "col", "complaint"),
-    [
-        ([0, 1], [0], "row pointers do not fit"),
-        ([0, 2, 1, 2, 2], [0, 1], "row pointers do not fit"),
-        ([0, 1, 1, 1, 1], [3], "column lies outside of 0 … 2"),
-    ],
-)
-def test_bad_sparse_inputs_are_refused(crow: list[int], col: list[int], complaint: str) -> None:
-    sparse = Csr(np.ones(len(col), dtype=np.int64), np.array(crow), np.array(col), (4, 3))
-    with pytest.raises(ValueError, match=f"target_tokens: .*{complaint}"):
-        check_example(changed("cross_entropy", target_tokens=sparse, weights=sparse), "cross_entropy", VOCAB)
 
 
 def test_the_client_misses_the_inputs_that_the_engine_needs() -> None:

@@ -13,8 +13,8 @@ from support.engine_models import busy_run, examples, tiny_weights
 from tinker_sync.local.engine.custom_graph import compile_custom_loss
 from tinker_sync.local.engine.lora import LoraSettings
 from tinker_sync.local.engine.losses import Example
-from tinker_sync.local.engine.training import AdamSettings, AdamState, AdapterTrainer
-from tinker_sync.types import CustomLossGraph
+from tinker_sync.local.engine.training import AdamState, AdapterTrainer
+from tinker_sync.types import AdamParams, CustomLossGraph
 
 
 def test_gradients_accumulate_until_a_step_clears_them() -> None:
@@ -24,9 +24,9 @@ def test_gradients_accumulate_until_a_step_clears_them() -> None:
     twice.forward_backward(data[:2], "cross_entropy")
     twice.forward_backward(data[2:], "cross_entropy")
     np.testing.assert_allclose(twice.grads.flat, once.grads.flat, rtol=1e-10, atol=1e-14)
-    assert twice.optim_step(AdamSettings()) == pytest.approx(float(np.linalg.norm(once.grads.flat)))
+    assert twice.optim_step(AdamParams()) == pytest.approx(float(np.linalg.norm(once.grads.flat)))
     assert not twice.grads.flat.any()
-    assert twice.optim_step(AdamSettings()) == 0.0
+    assert twice.optim_step(AdamParams()) == 0.0
     assert twice.optimizer.steps == 2
 
 
@@ -66,7 +66,7 @@ def test_a_new_adapter_has_no_effect() -> None:
 
 
 def test_a_restored_trainer_continues_identically() -> None:
-    weights, settings = tiny_weights(), AdamSettings(learning_rate=0.01)
+    weights, settings = tiny_weights(), AdamParams(learning_rate=0.01)
     data = examples("cross_entropy")
     one = AdapterTrainer(weights, LoraSettings(rank=2))
     one.forward_backward(data, "cross_entropy")
@@ -106,7 +106,7 @@ def test_infinite_ratios_are_refused_and_keep_earlier_gradients() -> None:
     assert run.grads.flat.tobytes() == before.tobytes()
 
 
-def by_hand(weight: float, grads: list[float], settings: AdamSettings) -> float:
+def by_hand(weight: float, grads: list[float], settings: AdamParams) -> float:
     """Return a weight after a step of AdamW for each gradient, computed as in the paper on AdamW."""
     first = second = 0.0
     for step, grad in enumerate(grads, start=1):
@@ -122,13 +122,13 @@ def by_hand(weight: float, grads: list[float], settings: AdamSettings) -> float:
 @pytest.mark.parametrize(
     "settings",
     [
-        AdamSettings(learning_rate=0.1),
-        AdamSettings(learning_rate=0.1, weight_decay=0.3),
-        AdamSettings(learning_rate=0.1, beta1=0.5, beta2=0.999, eps=0.1),
-        AdamSettings(learning_rate=0.1, beta1=0.0, beta2=0.0),
+        AdamParams(learning_rate=0.1),
+        AdamParams(learning_rate=0.1, weight_decay=0.3),
+        AdamParams(learning_rate=0.1, beta1=0.5, beta2=0.999, eps=0.1),
+        AdamParams(learning_rate=0.1, beta1=0.0, beta2=0.0),
     ],
 )
-def test_steps_match_the_scalar_implementation(settings: AdamSettings) -> None:
+def test_steps_match_the_scalar_implementation(settings: AdamParams) -> None:
     start, grads = [1.0, -2.0, 0.5], [[0.5, -1.0, 0.0], [0.1, 3.0, 0.0], [0.0, 0.0, 2.0], [-0.2, 1.0, 1.0]]
     weights = np.array(start)
     state = AdamState.start(weights)
@@ -140,7 +140,7 @@ def test_steps_match_the_scalar_implementation(settings: AdamSettings) -> None:
 
 
 def test_clipping_uses_and_returns_the_total_norm() -> None:
-    settings = AdamSettings(learning_rate=0.1, grad_clip_norm=1.0, beta1=0.0, beta2=0.0, eps=1.0)
+    settings = AdamParams(learning_rate=0.1, grad_clip_norm=1.0, beta1=0.0, beta2=0.0, eps=1.0)
     weights = np.zeros(2)
     assert AdamState.start(weights).step(weights, np.array([3.0, 4.0]), settings) == pytest.approx(5.0)
     np.testing.assert_allclose(weights, [-0.1 * 0.6 / 1.6, -0.1 * 0.8 / 1.8], rtol=1e-6)
@@ -154,7 +154,7 @@ def test_non_finite_gradients_change_nothing(bad: float) -> None:
     weights = np.ones(2)
     state = AdamState.start(weights)
     with pytest.raises(ValueError, match="gradients: not all"):
-        state.step(weights, np.array([1.0, bad]), AdamSettings())
+        state.step(weights, np.array([1.0, bad]), AdamParams())
     assert (weights.tolist(), state.steps, state.first.tolist()) == ([1.0, 1.0], 0, [0.0, 0.0])
 
 
@@ -163,8 +163,9 @@ def test_non_finite_gradients_change_nothing(bad: float) -> None:
     [("learning_rate", -1.0), ("eps", math.nan), ("weight_decay", math.inf), ("beta1", 1.0), ("beta2", -0.1)],
 )
 def test_bad_settings_are_refused(field: str, value: float) -> None:
+    state = AdamState.start(np.ones(2))
     with pytest.raises(ValueError, match=f"^{field}: must be"):
-        AdamSettings(**{field: value})
+        state.step(np.ones(2), np.ones(2), AdamParams(**{field: value}))
 
 
 def test_a_non_finite_adapter_has_no_snapshot() -> None:

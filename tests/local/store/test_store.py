@@ -46,13 +46,13 @@ def test_a_checkpoint_survives_a_restart_bit_for_bit(tmp_path: Path) -> None:
         assert (saved.time, saved.expires_at, saved.public) == (BEGIN, None, False)
         assert (saved.user_metadata, saved.base_model) == ({"k": "v"}, "org/base")
         assert saved.tinker_path == "tinker://r-1/weights/a"
-        files = store.checkpoint_files("r-1", "training", "a")
+        files = store.checkpoint("r-1", "training", "a").files
         assert saved.size_bytes == sum(file.path.stat().st_size for file in files.values())
     with Store(tmp_path) as store:
         loaded = store.load_checkpoint("r-1", "training", "a")
-        assert loaded[0] == info == store.checkpoint_info("r-1", "training", "a")
+        assert loaded[0] == info == store.checkpoint("r-1", "training", "a").info
         assert same(loaded[1], arrays)
-        assert store.checkpoint("r-1", "training", "a") == saved == store.list_checkpoints("r-1")[0]
+        assert store.checkpoint("r-1", "training", "a").described == saved == store.list_checkpoints("r-1")[0]
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
@@ -109,7 +109,7 @@ def test_unsafe_names_are_refused(tmp_path: Path, name: str) -> None:
     with store_with_run(tmp_path / "data") as store:
         before = sorted(path for path in tmp_path.rglob("*"))
         assert failure_of(store.save_checkpoint, "r-1", "training", name, adapter(), {}) == "bad_name"
-        calls: list[Any] = [store.load_checkpoint, store.delete_checkpoint, store.checkpoint_files]
+        calls: list[Any] = [store.load_checkpoint, store.delete_checkpoint, store.checkpoint]
         for call in calls:
             assert failure_of(call, "r-1", "training", name) == "not_found"
             assert failure_of(call, name, "training", "a") == "not_found"
@@ -137,7 +137,7 @@ def test_bad_content_is_refused_and_leaves_no_files(tmp_path: Path) -> None:
 def test_deleting_removes_the_files(tmp_path: Path) -> None:
     with store_with_run(tmp_path) as store:
         store.save_checkpoint("r-1", "training", "a", adapter(), {})
-        file = store.checkpoint_files("r-1", "training", "a")["adapter_model.safetensors"]
+        file = store.checkpoint("r-1", "training", "a").files["adapter_model.safetensors"]
         with file.path.open("rb") as reader:
             store.delete_checkpoint("r-1", "training", "a")
             assert len(reader.read()) > 64  # an open file stays readable
@@ -180,7 +180,7 @@ def test_changed_files_are_reported_as_damaged(tmp_path: Path, damage: str) -> N
     with store_with_run(tmp_path) as store:
         store.save_checkpoint("r-1", "training", "a", with_optimizer(), {})
         store.save_checkpoint("r-1", "training", "b", with_optimizer(), {})
-        path = store.checkpoint_files("r-1", "training", "a")["optimizer.safetensors"].path
+        path = store.checkpoint("r-1", "training", "a").files["optimizer.safetensors"].path
         content = path.read_bytes()
         if damage == "cut":
             path.write_bytes(content[:-1])
@@ -208,7 +208,7 @@ def test_a_stored_adapter_has_the_layout_of_peft(tmp_path: Path) -> None:
             "r-1", session_id="s-1", model_seq_id=0, base_model="org/base", lora=LoraSettings(rank=4)
         )
         store.save_checkpoint("r-1", "sampler", "x", params.named(), {})
-        files = store.checkpoint_files("r-1", "sampler", "x")
+        files = store.checkpoint("r-1", "sampler", "x").files
     assert set(files) == {"adapter_config.json", "adapter_model.safetensors"}
     tree = json.loads(files["adapter_config.json"].path.read_bytes())
     tensors = read_safetensors(files["adapter_model.safetensors"].path)

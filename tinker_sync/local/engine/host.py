@@ -290,16 +290,6 @@ class SampleHandle:
     ticket: int | None = None
 
 
-@attrs.frozen(eq=False)
-class _Cancel:
-    handle: SampleHandle
-
-
-@attrs.frozen(eq=False)
-class _Forget:
-    params: LoraParams
-
-
 class SampleWorker(Worker):
     """A worker that computes all sample requests, with one `Sampler` for each base model."""
 
@@ -313,17 +303,17 @@ class SampleWorker(Worker):
     def submit(self, model: BaseModel, spec: SampleSpec) -> SampleHandle:
         """Queue a sample request. Its future gets the result, or a ValueError for a bad request."""
         handle = SampleHandle(model, spec)
-        if not self._put(handle):
+        if not self._put(lambda: self._add(handle)):
             handle.future.set_exception(HostClosed())
         return handle
 
     def cancel(self, handle: SampleHandle) -> None:
         """Stop computing a request; its future fails with `Cancelled` unless the future is done."""
-        self._put(_Cancel(handle))
+        self._put(lambda: self._drop(handle))
 
     def forget(self, params: LoraParams) -> None:
         """Drop cached prompts of an adapter."""
-        self._put(_Forget(params))
+        self._put(lambda: self._forget(params))
 
     def _run(self) -> None:
         while self._take(wait=not self._handles):
@@ -342,22 +332,17 @@ class SampleWorker(Worker):
         """
         try:
             while True:
-                handle = self._queue.get(block=wait)
-                if handle is None:
+                work = self._queue.get(block=wait)
+                if work is None:
                     return False
-                self._take_one(handle)
+                work()
                 wait = False
         except queue.Empty:
             return True
 
-    def _take_one(self, handle: Any) -> None:
-        if isinstance(handle, SampleHandle):
-            self._add(handle)
-        elif isinstance(handle, _Cancel):
-            self._drop(handle.handle)
-        else:
-            for sampler in self._samplers.values():
-                sampler.forget(handle.params)
+    def _forget(self, params: LoraParams) -> None:
+        for sampler in self._samplers.values():
+            sampler.forget(params)
 
     def _add(self, handle: SampleHandle) -> None:
         if not handle.future.set_running_or_notify_cancel():

@@ -175,39 +175,14 @@ LOSSES: Mapping[str, LossRule] = {
 # ---------------------------------------------------------------------------------------------------- inputs
 
 
-@attrs.frozen(eq=False)
-class Csr:
-    """A sparse 2-D input: `values` row by row, `crow` the row starts, `col` the column of each value."""
+class Listed(NamedTuple):
+    """A sparse matrix: a dense array with 0 in unlisted cells, and an array that is true in listed ones."""
 
-    values: Array
-    crow: Array
-    col: Array
-    shape: tuple[int, int]
-
-    def dense(self, name: str) -> tuple[Array, Array]:
-        """Return the dense array, with 0 in unlisted cells, and a mask of the listed cells.
-
-        Raises:
-            ValueError: the row starts or the columns do not fit; the message begins with `name`.
-
-        >>> Csr(np.array([7]), np.array([0, 0, 1]), np.array([1]), (2, 2)).dense("x")[0].tolist()
-        [[0, 0], [0, 7]]
-        """
-        rows, columns = self.shape
-        fits = len(self.crow) == rows + 1 and len(self.values) == len(self.col)
-        if not fits or self.crow[0] != 0 or self.crow[-1] != len(self.col) or (np.diff(self.crow) < 0).any():
-            raise ValueError(f"{name}: its sparse row pointers do not fit its values and shape {self.shape}")
-        if len(self.col) and not (self.col.min() >= 0 and self.col.max() < columns):
-            raise ValueError(f"{name}: a sparse column lies outside of 0 … {columns - 1}")
-        row = np.repeat(np.arange(rows), np.diff(self.crow))
-        array = np.zeros(self.shape, dtype=self.values.dtype)
-        listed = np.zeros(self.shape, dtype=bool)
-        array[row, self.col] = self.values
-        listed[row, self.col] = True
-        return array, listed
+    array: Array
+    listed: Array
 
 
-Input: TypeAlias = "Array | Csr"
+Input: TypeAlias = "Array | Listed"
 
 
 @attrs.frozen(eq=False)
@@ -346,12 +321,12 @@ def _read_targets(
     """Return the targets as a dense array, and a mask that is False in padding; no mask for dense ones."""
     name, given = f"{place}target_tokens", example.inputs["target_tokens"]
     real = None
-    if isinstance(given, Csr):
-        array, real = given.dense(name)
+    if isinstance(given, Listed):
+        array, real = given
         # Sparse input omits zeros, token 0 included: a weight distinguishes that token from padding.
         weights = example.inputs.get("weights")
         if weights is not None:
-            dense = weights.dense(f"{place}weights")[0] if isinstance(weights, Csr) else weights
+            dense = weights.array if isinstance(weights, Listed) else weights
             real = real | (dense != 0) if dense.shape == real.shape else real
     else:
         array = given
@@ -379,14 +354,14 @@ def _read_token_ids(array: Array, name: str, vocab_size: int) -> Array:
 
 
 def _read_rank(given: Input, name: str, rank: int) -> Array:
-    array = given.dense(name)[0] if isinstance(given, Csr) else given
+    array = given.array if isinstance(given, Listed) else given
     if array.ndim != rank:
         raise ValueError(f"{name}: the loss takes rank {rank}, got shape {array.shape}")
     return array
 
 
 def _read_numbers(given: Input, name: str, shape: tuple[int, ...]) -> Array:
-    array = given.dense(name)[0] if isinstance(given, Csr) else given
+    array = given.array if isinstance(given, Listed) else given
     if array.dtype.kind not in "fiu":
         raise ValueError(f"{name}: must be numbers, got {array.dtype}")
     if array.shape != shape:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import attrs
 import numpy as np
@@ -35,40 +35,29 @@ from tinker_sync.local.engine.losses import (
 from tinker_sync.local.engine.model import Weights
 from tinker_sync.local.engine.safetensors import Array
 
+if TYPE_CHECKING:
+    from tinker_sync.types.optim import AdamParams
+
 # --------------------------------------------------------------------------------------------- the optimizer
 
 
-@attrs.frozen(kw_only=True)
-class AdamSettings:
-    """The settings of one step of AdamW; `grad_clip_norm` 0 disables clipping.
-
-    Raises:
-        ValueError: a setting is not finite or out of its range.
-    """
-
-    learning_rate: float = 1e-4
-    beta1: float = 0.9
-    beta2: float = 0.95
-    eps: float = 1e-12
-    weight_decay: float = 0.0
-    grad_clip_norm: float = 0.0
-
-    def __attrs_post_init__(self) -> None:
-        for field in ("learning_rate", "eps", "weight_decay", "grad_clip_norm"):
-            value = getattr(self, field)
-            if not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"{field}: must be finite and not negative, got {value}")
-        for field in ("beta1", "beta2"):
-            if not 0 <= getattr(self, field) < 1:
-                raise ValueError(f"{field}: must be at least 0 and below 1, got {getattr(self, field)}")
+def _check_settings(settings: AdamParams) -> None:
+    for field in ("learning_rate", "eps", "weight_decay", "grad_clip_norm"):
+        value = getattr(settings, field)
+        if not (math.isfinite(value) and value >= 0):
+            raise ValueError(f"{field}: must be finite and not negative, got {value}")
+    for field in ("beta1", "beta2"):
+        if not 0 <= getattr(settings, field) < 1:
+            raise ValueError(f"{field}: must be at least 0 and below 1, got {getattr(settings, field)}")
 
 
 @attrs.define(eq=False)
 class AdamState:
     """The state of the optimizer: both moments of the gradients, and the number of steps.
 
+    >>> from tinker_sync.types import AdamParams
     >>> weights, state = np.ones(1), AdamState.start(np.ones(1))
-    >>> norm = state.step(weights, np.array([3.0]), AdamSettings(learning_rate=0.1))
+    >>> norm = state.step(weights, np.array([3.0]), AdamParams(learning_rate=0.1))
     >>> float(weights[0].round(6)), float(norm), state.steps
     (0.9, 3.0, 1)
     """
@@ -82,7 +71,7 @@ class AdamState:
         """Return the state before the first step."""
         return cls(np.zeros_like(weights), np.zeros_like(weights))
 
-    def step(self, weights: Array, grads: Array, settings: AdamSettings) -> float:
+    def step(self, weights: Array, grads: Array, settings: AdamParams) -> float:
         """Change `weights` by one step.
 
         Args:
@@ -94,8 +83,10 @@ class AdamState:
             The norm of the gradients before clipping.
 
         Raises:
-            ValueError: some gradients are not finite; weights and state stay unchanged.
+            ValueError: a setting is out of its range, or some gradients are not finite; weights and state
+                stay unchanged.
         """
+        _check_settings(settings)
         norm = math.sqrt(float(np.dot(grads, grads))) if len(grads) else 0.0
         if not math.isfinite(norm):
             norm = math.sqrt(float(np.square(grads, dtype=np.float64).sum()))
@@ -155,12 +146,13 @@ class AdapterTrainer:
     """One adapter under training. Not thread-safe.
 
     >>> from tinker_sync.local.engine.model import ModelConfig, random_weights
+    >>> from tinker_sync.types import AdamParams
     >>> size = {"vocab_size": 9, "hidden_size": 8, "layers": 1, "mlp_size": 8}
     >>> config = ModelConfig(heads=2, kv_heads=1, head_dim=4, **size)
     >>> run = AdapterTrainer(random_weights(config, seed=0), LoraSettings(rank=2))
     >>> data = [Example(np.array([1, 2, 3]), {"target_tokens": np.array([2, 3, 4])})]
     >>> before = run.forward_backward(data, "cross_entropy").metrics["loss:sum"]
-    >>> norm = run.optim_step(AdamSettings(learning_rate=0.1))
+    >>> norm = run.optim_step(AdamParams(learning_rate=0.1))
     >>> run.forward(data, "cross_entropy").metrics["loss:sum"] < before
     True
     """
@@ -224,7 +216,7 @@ class AdapterTrainer:
             self.optimizer.second[...] = second
             self.optimizer.steps = optimizer.steps
 
-    def optim_step(self, settings: AdamSettings) -> float:
+    def optim_step(self, settings: AdamParams) -> float:
         """Take one step of AdamW, and set the gradients to zero for the next pass.
 
         Returns:

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 Category = Literal["user", "server"]
 
 _STATUS_OF_STORE = {"not_found": 404, "exists": 409, "bad_name": 400, "full": 507, "closed": 503}
-_OF_THE_USER = frozenset({"not_found", "exists", "bad_name"})
 _STEP = re.compile(r"\.([A-Za-z_]\w*)|\[(\d+)\]|\['([^']*)'\]")
 
 
@@ -83,14 +82,13 @@ def place(path: str | None) -> list[str | int]:
 
 
 def failure_of(problem: BaseException) -> tuple[str, Category]:
-    """Return the message and the category ("user" or "server") of a failure, from its exception."""
-    if isinstance(problem, StoreError):
-        return problem.message, "user" if problem.kind in _OF_THE_USER else "server"
+    """Return the text and the category with which the promise of an exception fails."""
     if isinstance(problem, UnknownRun):
         return f"{problem}; load its last checkpoint into a new one", "user"
-    if isinstance(problem, (UserFault, InvalidInputError, Cancelled, Refused)):
-        return str(problem), "user"
-    if isinstance(problem, ValueError):  # an error of the engine, which names the input
+    refused = refusal_of(problem)
+    if refused is not None:
+        return str(refused.detail), "user" if refused.status < 500 else "server"
+    if isinstance(problem, (ValueError, Cancelled)):  # an error of the engine, which names the input
         return str(problem), "user"
     if isinstance(problem, TinkerError):  # for example, a package is not installed
         return str(problem), "server"

@@ -322,7 +322,7 @@ async def _create_and_load(service: Service, ask: Ask, request: LoadWeightsReque
     if known is not None:  # its checkpoint may be deleted by now
         return UntypedAPIFuture(request_id=known, model_id=model_id)
     run_id, kind, name = parse_state(request.path)
-    info = await service.on_disk(service.store.checkpoint_info, run_id, kind, name)
+    info = (await service.on_disk(service.store.checkpoint, run_id, kind, name)).info
     check_optimizer(request.optimizer_config)
 
     async def work() -> Any:
@@ -349,7 +349,7 @@ async def get_weights_info(service: Service, ask: Ask) -> Any:
     if not isinstance(path, str):
         raise Refused(422, "tinker_path must be text")
     run_id, kind, name = parse(path)
-    info = await service.on_disk(service.store.checkpoint_info, run_id, kind, name)
+    info = (await service.on_disk(service.store.checkpoint, run_id, kind, name)).info
     return WeightsInfoResponse(
         base_model=info["base_model"],
         is_lora=True,
@@ -383,7 +383,7 @@ async def copy_weights(service: Service, ask: Ask) -> Any:
 def _copy(service: Service, request: CopyWeightsRequest, copy_id: str, ttl_s: int | None) -> str:
     run_id, kind, name = parse(request.source_path)
     store = service.store
-    source = store.checkpoint(run_id, kind, name)
+    source = store.checkpoint(run_id, kind, name).described
     info, arrays = store.load_checkpoint(run_id, kind, name)
     session_id, number = request.session_id or store.run_session(run_id), request.model_seq_id
     # A client numbers its models.
@@ -503,7 +503,7 @@ async def _named(service: Service, ask: Ask) -> tuple[str, CheckpointKind, str]:
 async def delete_checkpoint(service: Service, ask: Ask) -> Any:
     """Delete a checkpoint and its files. Later samples of samplers that use it fail."""
     key = await _named(service, ask)
-    save_id = await service.on_disk(service.store.save_id, *key)
+    save_id = (await service.on_disk(service.store.checkpoint, *key)).save_id
     await service.on_disk(service.store.delete_checkpoint, *key)
     service.adapters.drop(save_id)
     service.note_event("checkpoint_deleted", path_of(save_id))
@@ -524,7 +524,7 @@ async def unpublish_checkpoint(service: Service, ask: Ask) -> Any:
 
 async def _publish(service: Service, ask: Ask, *, published: bool) -> Any:
     key = await _named(service, ask)
-    found = await service.on_disk(service.store.checkpoint, *key)
+    found = (await service.on_disk(service.store.checkpoint, *key)).described
     if found.public == published:
         raise Refused(409, f"{found.tinker_path} is already {'public' if published else 'private'}")
     await service.on_disk(service.store.set_published, *key, published)
@@ -541,7 +541,7 @@ async def set_checkpoint_ttl(service: Service, ask: Ask) -> Any:
     ttl_s = checked_ttl(tree["ttl_seconds"])
     key = await _named(service, ask)
     await service.on_disk(service.store.set_ttl, *key, ttl_s)
-    path = (await service.on_disk(service.store.checkpoint, *key)).tinker_path
+    path = (await service.on_disk(service.store.checkpoint, *key)).described.tinker_path
     service.note_event("checkpoint_ttl_set", path, ttl_seconds=ttl_s)
     return {}
 
@@ -560,14 +560,13 @@ _OCTETS: Final = "application/octet-stream"
 async def get_external_weights_urls(service: Service, ask: Ask) -> Any:
     """Return a signed address for each file of an exported checkpoint."""
     key: tuple[str, CheckpointKind, str] = (ask.ids["run"], "external", ask.ids["name"])
-    tinker_path = (await service.on_disk(service.store.checkpoint, *key)).tinker_path
-    files = await service.on_disk(service.store.checkpoint_files, *key)
+    stored = await service.on_disk(service.store.checkpoint, *key)
     urls = {}
     expires = 0
-    for name in sorted(files):
+    for name in sorted(stored.files):
         path = f"{PREFIX}external/{segment(key[0])}/{segment(key[2])}/{segment(name)}"
         urls[name], expires = signed_url(service, ask, path)
-    service.note_event("checkpoint_read", tinker_path, purpose="download")
+    service.note_event("checkpoint_read", stored.described.tinker_path, purpose="download")
     return ExternalWeightsUrlsResponse(urls=urls, expires=datetime.fromtimestamp(expires, timezone.utc))
 
 
@@ -581,7 +580,7 @@ def signed_url(service: Service, ask: Ask, path: str) -> tuple[str, int]:
 async def get_checkpoint_archive(service: Service, ask: Ask) -> Any:
     """Redirect to the signed address of an archive of a checkpoint's files, as older servers do."""
     run_id, kind, name = await _named(service, ask)
-    found = await service.on_disk(service.store.checkpoint, run_id, kind, name)
+    found = (await service.on_disk(service.store.checkpoint, run_id, kind, name)).described
     url, expires = signed_url(
         service, ask, f"{PREFIX}archive-{kind}/{segment(run_id)}/{segment(name)}/{segment(name)}.tar.gz"
     )
@@ -617,7 +616,7 @@ async def fetch_file(service: Service, request: Request) -> Answer:
     if kind == "trace":
         return Answer(_trace(service, owner), content_type=_OCTETS)
     checkpoint: Any = kind.removeprefix("archive-")
-    files = await service.on_disk(service.store.checkpoint_files, owner, checkpoint, name)
+    files = (await service.on_disk(service.store.checkpoint, owner, checkpoint, name)).files
     try:
         if kind.startswith("archive-"):
             return Answer(await service.on_disk(_archive, files), content_type=_OCTETS)

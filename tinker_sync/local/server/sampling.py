@@ -230,11 +230,11 @@ async def _source(service: Service, base_model: str | None, path: str | None) ->
             raise UserFault("give base_model or model_path")
         return service.base_model(base_model).name, None
     key = parse_sampler(path)
-    found = (await service.on_disk(service.store.checkpoint, *key)).base_model
-    assert found is not None  # noqa: S101  # this store has it of every checkpoint
+    stored = await service.on_disk(service.store.checkpoint, *key)
+    found = stored.info["base_model"]
     if base_model is not None and base_model != found:
         raise UserFault(f"{path} is of base model {found}, not {base_model}")
-    return service.base_model(found).name, await service.on_disk(service.store.save_id, *key)
+    return service.base_model(found).name, stored.save_id
 
 
 @calls.of("join_sampling_session")
@@ -426,7 +426,7 @@ async def save_weights_for_sampler(service: Service, ask: Ask) -> Any:
             user_metadata=request.user_metadata,
         )
         if replaced is not None:
-            newest = await service.on_disk(service.store.save_id, model.run_id, "sampler", name)
+            newest = (await service.on_disk(service.store.checkpoint, model.run_id, "sampler", name)).save_id
             for sampler in service.samplers.values():
                 # Samplers that were opened while the checkpoint was being replaced get the new weights.
                 if sampler.adapter == replaced and sampler.sampler_id not in openers:
@@ -463,7 +463,7 @@ async def _pin(service: Service, run_id: str, name: str) -> tuple[str | None, se
         The key of the checkpoint's adapter, None if there is no checkpoint; the ids of the samplers.
     """
     try:
-        key = await service.on_disk(service.store.save_id, run_id, "sampler", name)
+        key = (await service.on_disk(service.store.checkpoint, run_id, "sampler", name)).save_id
     except StoreError:
         return None, set()
     users = [each for each in service.samplers.values() if each.adapter == key]
@@ -488,7 +488,7 @@ async def load_params(service: Service, sampler: LiveSampler) -> LoraParams:
         )
     path = path_of(key)
     info, arrays = await read_checkpoint(service, path, "sampling")
-    if key != await service.on_disk(service.store.save_id, *parse(path)):
+    if key != (await service.on_disk(service.store.checkpoint, *parse(path))).save_id:
         raise UserFault(f"{path} was saved anew since sampler {sampler.sampler_id} was made; make a new one")
     return params_of(info, arrays, sampler.base.config)
 

@@ -747,7 +747,7 @@ class Service:
         run_id, kind = parsed.training_run_id, parsed.checkpoint_type
         name = parsed.checkpoint_id.partition("/")[2]
         try:
-            return await self.on_disk(self.store.save_id, run_id, kind, name)
+            return (await self.on_disk(self.store.checkpoint, run_id, kind, name)).save_id
         except StoreError:
             return None
 

@@ -6,13 +6,11 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any, Final
 
-import attrs
 import numpy as np
 
 from tinker_sync.local.engine.custom_graph import compile_custom_loss
 from tinker_sync.local.engine.lora import LoraSettings
-from tinker_sync.local.engine.losses import Csr, Example
-from tinker_sync.local.engine.training import AdamSettings
+from tinker_sync.local.engine.losses import Example, Listed
 from tinker_sync.local.server.calls import Calls, Refused, UserFault
 from tinker_sync.local.server.lanes import Step
 from tinker_sync.local.server.state import STABLE_REINFORCE, CustomLoss, LiveModel
@@ -30,7 +28,7 @@ from tinker_sync.types.model import (
 )
 from tinker_sync.types.model_input import EncodedTextChunk
 from tinker_sync.types.optim import AdamOptimizerConfig, AdamParams, OptimStepRequest, OptimStepResponse
-from tinker_sync.types.tensor_data import TensorData
+from tinker_sync.types.tensor_data import TensorData, expand
 from tinker_sync.types.training import ForwardBackwardOutput, ForwardBackwardRequest, ForwardRequest
 from tinker_sync.wire.proto.outputs import encode_forward_backward_output
 from tinker_sync.wire.proto.requests import decode_forward_backward_request
@@ -264,7 +262,8 @@ def examples(data: Sequence[Datum]) -> list[Example]:
 def _input(tensor: TensorData) -> Input:
     if tensor._crow is None or tensor._col is None or tensor.shape is None:
         return tensor._numpy
-    return Csr(tensor._numpy, tensor._crow, tensor._col, (tensor.shape[0], tensor.shape[1]))
+    listed = expand(np.ones(len(tensor._col), bool), tensor.shape, tensor._crow, tensor._col, np.array(False))
+    return Listed(tensor.to_numpy(), listed)
 
 
 def loss_output(output: LossOutput) -> ForwardBackwardOutput:
@@ -409,10 +408,7 @@ async def optim_step(service: Service, ask: Ask) -> Any:
         params = request.optim_params
         if not isinstance(params, AdamParams):
             raise UserFault(f"optimizer {params.type!r} is not computed by this server; it has adamw")
-        settings = AdamSettings(
-            **{field.name: getattr(params, field.name) for field in attrs.fields(AdamSettings)}
-        )
-        norm = await service.computed(service.host.train(model.run_id, lambda run: run.optim_step(settings)))
+        norm = await service.computed(service.host.train(model.run_id, lambda run: run.optim_step(params)))
         if norm == 0:
             logger.info(
                 "optim_step %s of model %s has no gradients: no forward_backward since the last step, or "
@@ -420,7 +416,7 @@ async def optim_step(service: Service, ask: Ask) -> Any:
                 request.seq_id,
                 model.run_id,
             )
-        return OptimStepResponse(metrics={"grad_norm": norm, "learning_rate": settings.learning_rate})
+        return OptimStepResponse(metrics={"grad_norm": norm, "learning_rate": params.learning_rate})
 
     return submit(service, ask, "OptimStep", model, request.seq_id, work)
 

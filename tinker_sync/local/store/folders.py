@@ -25,20 +25,13 @@ from attrs import frozen
 from tinker_sync.local.locks import try_lock
 from tinker_sync.local.store.database import StoreError, translate_errors
 
+SizeAndSum = tuple[int, str]
 Content = Callable[[], Iterable[Any]]
 """A function that yields the pieces of one file, each bytes-like."""
 
 _WRITE_BYTES: Final = 1 << 24
 # The names that `put` gives. Everything else in the data directory belongs to the user.
 _OWN_NAME: Final = re.compile(r"[0-9a-f]{32}")
-
-
-@frozen
-class FileFact:
-    """The size and checksum of a written file, to verify later reads."""
-
-    size_bytes: int
-    sha256: str
 
 
 @frozen
@@ -117,7 +110,7 @@ class FolderStore:
             self._complete.mkdir(exist_ok=True)
             sync_folder(directory)
 
-    def put(self, contents: Mapping[str, Content], what: str) -> tuple[str, dict[str, FileFact]]:
+    def put(self, contents: Mapping[str, Content], what: str) -> tuple[str, dict[str, SizeAndSum]]:
         """Write a folder of files under a new random name.
 
         Args:
@@ -135,7 +128,7 @@ class FolderStore:
         try:
             with translate_errors(what):
                 beside.mkdir()
-                facts = {name: _write(beside / name, content) for name, content in contents.items()}
+                files = {name: _write(beside / name, content) for name, content in contents.items()}
                 sync_folder(beside)
                 beside.rename(self._complete / folder)
                 sync_folder(self._complete)
@@ -143,29 +136,28 @@ class FolderStore:
             shutil.rmtree(beside, ignore_errors=True)
             self.discard(folder)
             raise
-        return folder, facts
+        return folder, files
 
     def path(self, folder: str, name: str) -> Path:
         """Return the path of a file in a folder."""
         return self._complete / folder / name
 
-    def take(self, folder: str, name: str, fact: FileFact) -> bytearray:
+    def take(self, file: StoredFile) -> bytearray:
         """Return the content of a file, verified by its size and checksum.
 
         Raises:
             FileNotFoundError: the file has been deleted.
             StoreError: the file cannot be read, or its content has changed.
         """
-        path = self.path(folder, name)
-        content = bytearray(fact.size_bytes)
+        path, content = file.path, bytearray(file.size_bytes)
         try:
-            with path.open("rb") as file:
-                complete = file.readinto(content) == len(content) and not file.read(1)
+            with path.open("rb") as opened:
+                complete = opened.readinto(content) == len(content) and not opened.read(1)
         except FileNotFoundError:
             raise
         except OSError as problem:
             raise StoreError("damaged", f"{path} cannot be read: {problem.strerror}") from problem
-        if not complete or hashlib.sha256(content).hexdigest() != fact.sha256:
+        if not complete or hashlib.sha256(content).hexdigest() != file.sha256:
             raise StoreError("damaged", f"{path} has changed since it was written")
         return content
 
@@ -190,7 +182,7 @@ def _own_folders(place: Path) -> list[Path]:
     return [path for path in place.iterdir() if _OWN_NAME.fullmatch(path.name) and not path.is_symlink()]
 
 
-def _write(path: Path, content: Content) -> FileFact:
+def _write(path: Path, content: Content) -> SizeAndSum:
     digest, size = hashlib.sha256(), 0
     with path.open("xb", buffering=0) as file:
         for piece in content():
@@ -200,4 +192,4 @@ def _write(path: Path, content: Content) -> FileFact:
             while view:
                 view = view[file.write(view[:_WRITE_BYTES]) :]
         os.fsync(file.fileno())
-    return FileFact(size, digest.hexdigest())
+    return size, digest.hexdigest()

@@ -32,7 +32,7 @@ from tinker_sync.local.store.database import (
     to_moment,
     translate_errors,
 )
-from tinker_sync.local.store.folders import Content, DirectoryLock, FileFact, FolderStore, StoredFile
+from tinker_sync.local.store.folders import Content, DirectoryLock, FolderStore, SizeAndSum, StoredFile
 from tinker_sync.types.billing import CurrentCheckpointStorageUsageItem
 from tinker_sync.types.checkpoint import Checkpoint
 from tinker_sync.types.described import TrainingRun
@@ -105,6 +105,23 @@ class StoredSampler(NamedTuple):
     session_id: str
     base_model: str
     source: str | None
+
+
+class StoredCheckpoint(NamedTuple):
+    """A checkpoint with what the store alone knows of it.
+
+    Attributes:
+        described: the checkpoint as clients see it.
+        save_id: its path and the number of its save, which a later save changes, with a "#" between them,
+            which no path contains.
+        info: what was saved as `info`.
+        files: the files by their names in an archive.
+    """
+
+    described: Checkpoint
+    save_id: str
+    info: dict[str, Any]
+    files: dict[str, StoredFile]
 
 
 class Store:
@@ -461,7 +478,7 @@ class Store:
             if not overwrite:
                 self._refuse_taken(connection, key)
         contents = _contents(kind, arrays, base_model, {**key, "base_model": base_model, "info": dict(info)})
-        folder, facts = self._folders.put(contents, what)
+        folder, files = self._folders.put(contents, what)
         try:
             with self._database.write(what) as connection:
                 if not overwrite:  # another thread may have saved one meanwhile
@@ -469,7 +486,7 @@ class Store:
                 same = "FROM checkpoints WHERE run_id = :run AND kind = :kind AND name = :name"
                 replaced = connection.execute(f"SELECT folder {same}", key).fetchall()
                 connection.execute(f"DELETE {same}", key)
-                saved = self._insert(connection, key, folder, facts, text, user_metadata, ttl_s)
+                saved = self._insert(connection, key, folder, files, text, user_metadata, ttl_s)
         except BaseException as problem:
             # After a disk error it is unknown if the row exists. The next start keeps or removes the folder.
             if not (isinstance(problem, StoreError) and problem.kind == "unwritable"):
@@ -492,19 +509,18 @@ class Store:
         connection: sqlite3.Connection,
         key: Mapping[str, str],
         folder: str,
-        facts: Mapping[str, FileFact],
+        files: Mapping[str, SizeAndSum],
         info: str,
         user_metadata: Mapping[str, Any] | None,
         ttl_s: float | None,
     ) -> Checkpoint:
         now, metadata = self._now(), json_or_none(user_metadata)
-        size = sum(fact.size_bytes for fact in facts.values())
-        files = to_json({name: [fact.size_bytes, fact.sha256] for name, fact in facts.items()})
+        size = sum(size_bytes for size_bytes, _ in files.values())
         _require(connection, "runs", key["run"])
         number = connection.execute(
             "INSERT INTO checkpoints (run_id, kind, name, created, expires, user_metadata, info, folder,"
             " files, size_bytes) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (*key.values(), now, self._expiry(ttl_s), metadata, info, folder, files, size),
+            (*key.values(), now, self._expiry(ttl_s), metadata, info, folder, to_json(files), size),
         ).lastrowid
         connection.execute("UPDATE runs SET seen = ? WHERE id = ?", (now, key["run"]))
         # _CHECKPOINTS would miss a checkpoint that has already expired.
@@ -535,39 +551,25 @@ class Store:
 
     def _read_arrays(self, row: sqlite3.Row) -> dict[str, Array]:
         arrays: dict[str, Array] = {}
-        for file, fact in _facts(row).items():
-            if file in (peft.ADAPTER_FILE, OPTIMIZER_FILE):
-                read = safetensors.read(self._folders.take(row["folder"], file, fact))
-                arrays |= peft.from_file(read) if file == peft.ADAPTER_FILE else read
+        for name, file in self._files(row).items():
+            if name in (peft.ADAPTER_FILE, OPTIMIZER_FILE):
+                read = safetensors.read(self._folders.take(file))
+                arrays |= peft.from_file(read) if name == peft.ADAPTER_FILE else read
         return arrays
 
-    def checkpoint(self, run_id: str, kind: CheckpointKind, name: str) -> Checkpoint:
-        """Return a checkpoint."""
-        return _checkpoint(self._row(run_id, kind, name))
+    def checkpoint(self, run_id: str, kind: CheckpointKind, name: str) -> StoredCheckpoint:
+        """Return a checkpoint, without reading its arrays.
 
-    def save_id(self, run_id: str, kind: CheckpointKind, name: str) -> str:
-        """Return the path of a checkpoint and the number of its save, which a later save changes.
-
-        A path cannot contain the "#" between them.
+        Its files never change. Deleting or overwriting the checkpoint removes them.
         """
         row = self._row(run_id, kind, name)
-        return f"{_path(row)}#{row['number']}"
+        save_id = f"{_path(row)}#{row['number']}"
+        return StoredCheckpoint(_checkpoint(row), save_id, json.loads(row["info"]), self._files(row))
 
-    def checkpoint_info(self, run_id: str, kind: CheckpointKind, name: str) -> dict[str, Any]:
-        """Return the `info` of a checkpoint, without reading its arrays."""
-        info: dict[str, Any] = json.loads(self._row(run_id, kind, name)["info"])
-        return info
-
-    def checkpoint_files(self, run_id: str, kind: CheckpointKind, name: str) -> dict[str, StoredFile]:
-        """Return the files of a checkpoint, by their names in an archive.
-
-        The files never change. Deleting or overwriting the checkpoint removes them; a file that is open then
-        stays readable.
-        """
-        row = self._row(run_id, kind, name)
+    def _files(self, row: sqlite3.Row) -> dict[str, StoredFile]:
         return {
-            name: StoredFile(self._folders.path(row["folder"], name), fact.size_bytes, fact.sha256)
-            for name, fact in _facts(row).items()
+            name: StoredFile(self._folders.path(row["folder"], name), *size_and_sum)
+            for name, size_and_sum in json.loads(row["files"]).items()
         }
 
     def _row(self, run_id: str, kind: CheckpointKind, name: str) -> sqlite3.Row:
@@ -812,10 +814,6 @@ def _checkpoint_fits(row: sqlite3.Row, request: CheckpointSearchRequest) -> bool
         and (request.checkpoint_type is None or row["kind"] == request.checkpoint_type)
         and (request.base_models is None or row["base_model"] in request.base_models)
     )
-
-
-def _facts(row: sqlite3.Row) -> dict[str, FileFact]:
-    return {name: FileFact(*fact) for name, fact in json.loads(row["files"]).items()}
 
 
 def _contents(
