@@ -41,7 +41,7 @@ from urllib.parse import urlsplit
 
 from tinker_sync._base.secret import Secret, is_loopback
 from tinker_sync._embedded import DEFAULT_DATA_DIR
-from tinker_sync.errors import APIConnectionError, ConfigurationError, MissingExtraError, TinkerError
+from tinker_sync.errors import APIConnectionError, ConfigurationError, TinkerError
 from tinker_sync.local.locks import try_lock
 
 if TYPE_CHECKING:
@@ -203,7 +203,6 @@ class EmbeddedServer:
         another process is not started; the first call checks that it listens.
 
         Raises:
-            MissingExtraError: a package that the server needs is not installed.
             ConfigurationError: the server cannot be started, for example because of its data directory or
                 its model. The next call tries again.
             APIConnectionError: the server has ended by itself, or that of another process does not listen.
@@ -405,9 +404,8 @@ class ServerProcess:
         place: Path,
         listening: socket.socket,
         orders: dict[str, Any],
-        limit_s: float = START_LIMIT_S,
         *,
-        inherited: Sequence[int] = (),
+        inherited: Sequence[int],
     ) -> ServerProcess:
         """Start a child process and return when it listens.
 
@@ -416,13 +414,11 @@ class ServerProcess:
                 "data_dir"; `end` removes it, and so does a start that fails.
             listening: the bound socket that the child takes over. This method closes it.
             orders: see `running.main_of_child`, without "place", "fd" and "path".
-            limit_s: the longest time for the start.
             inherited: descriptors that the child keeps open, except on Windows.
 
         Raises:
-            MissingExtraError: a package that the server needs is not installed.
             ConfigurationError: the child cannot be started, cannot serve, or does not listen within
-                `limit_s`; the text has the reason.
+                `START_LIMIT_S`; the text has the reason.
         """
         # Close the socket here: otherwise connections would still be accepted after the end of the child.
         with listening:
@@ -433,7 +429,7 @@ class ServerProcess:
                 raise
             try:
                 child._hand_over({**orders, "place": str(place)}, listening)
-                child._await_ready(limit_s)
+                child._await_ready()
             except BaseException:  # also Ctrl-C
                 child.end(0)
                 raise
@@ -494,10 +490,10 @@ class ServerProcess:
             pipe.write(json.dumps(orders).encode() + b"\n")
             pipe.flush()
 
-    def _await_ready(self, limit_s: float) -> None:
+    def _await_ready(self) -> None:
         pipe = self._process.stdout
         assert pipe is not None  # noqa: S101  # opened by _spawn
-        watchdog = threading.Timer(limit_s, self._process.kill)
+        watchdog = threading.Timer(START_LIMIT_S, self._process.kill)
         watchdog.name, watchdog.daemon = "tinker-launch", True
         watchdog.start()
         try:
@@ -513,7 +509,7 @@ class ServerProcess:
             )
         report = json.loads(line)
         if report["state"] != "ready":
-            raise _make_error(report)
+            raise ConfigurationError(f"the embedded server could not be started: {report['message']}")
         self.notice = report["message"]
 
     def _read_log_tail(self) -> str:
@@ -543,12 +539,6 @@ def _spawn(place: Path, listening: socket.socket, inherited: Sequence[int]) -> s
             )
     except OSError as problem:
         raise ConfigurationError(f"the embedded server could not be started: {problem}") from problem
-
-
-def _make_error(report: dict[str, Any]) -> TinkerError:
-    if report["state"] == "missing":
-        return MissingExtraError("local", feature=f"the embedded server ({report['message']})")
-    return ConfigurationError(f"the embedded server could not be started: {report['message']}")
 
 
 def _close_pipes(process: subprocess.Popen[bytes]) -> None:

@@ -284,9 +284,7 @@ def main_of_child(orders: dict[str, Any]) -> None:
     watch.start()
     try:
         _serve_owner(orders, place, report, watch)
-    except ImportError as problem:
-        report.send("missing", str(problem))
-    except (TinkerError, ValueError, OSError) as problem:
+    except (TinkerError, ValueError, OSError, ImportError) as problem:
         report.send("failed", str(problem))
     finally:
         _remove_place(place)
