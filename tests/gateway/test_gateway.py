@@ -177,12 +177,13 @@ def test_weights_can_be_swapped(service: ServiceClient, gateway: Gateway) -> Non
 def test_exchanges_are_kept_in_a_file(sampling: SamplingClient, tmp_path: Path) -> None:
     path = tmp_path / "exchanges.jsonl"
     params = SamplingParams(max_tokens=4)
-    for _ in range(2):  # a second gateway appends
+    shown = []
+    for _ in range(2):  # a second gateway appends, and shows its own
         with sampling.endpoint(record=path, sampling_params=params) as gateway, Agent(gateway) as agent:
             chat = [user("What is 1+1?")]
             agent.say(chat)
             agent.say([*chat, user("Sure?")])
-            shown = [sampled(each) for each in gateway.trajectories()]
+            shown += [sampled(each) for each in gateway.trajectories()]
     with path.open("a") as file:
         file.write('{"id": "cut sh')
     trajectories = to_trajectories(read_exchanges(path))
@@ -193,6 +194,23 @@ def test_exchanges_are_kept_in_a_file(sampling: SamplingClient, tmp_path: Path) 
     assert (
         datum.loss_fn_inputs["target_tokens"].tolist()[-4:] == trajectories[0].turns[1].tokens.tolist()[-4:]
     )
+
+
+def test_what_was_cleared_is_not_trained_again_from_the_file(
+    sampling: SamplingClient, tmp_path: Path
+) -> None:
+    path = tmp_path / "exchanges.jsonl"
+    params = SamplingParams(max_tokens=4)
+    for _ in range(2):
+        with sampling.endpoint(record=path, sampling_params=params) as gateway, Agent(gateway) as agent:
+            assert gateway.trajectories() == []
+            for question in ("What is 1+1?", "What is 2+2?"):
+                agent.say([user(question)])
+                [trajectory] = gateway.trajectories()
+                assert trajectory.messages[0]["content"] == question
+                gateway.clear()
+                assert gateway.exchanges() == []
+    assert len(read_exchanges(path)) == 4
 
 
 @pytest.mark.parametrize(("host", "key"), [("0.0.0.0", None), ("0.0.0.0", "short"), ("::", None)])

@@ -25,8 +25,10 @@ def append_line(file: io.FileIO, line: Mapping[str, Any]) -> None:
         raise OSError(f"{file.name!s}: wrote {written} bytes of {len(octets)}; the disk may be full")
 
 
-def read_lines(path: Path) -> Iterator[tuple[int, Any]]:
+def read_lines(path: Path, start: int = 0) -> Iterator[tuple[int, Any]]:
     """Yield the number and the value of each line, without those that are not JSON, such as one cut short.
+
+    `start` is the byte at which the first line begins.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp(), "a.jsonl")
@@ -34,7 +36,10 @@ def read_lines(path: Path) -> Iterator[tuple[int, Any]]:
     >>> list(read_lines(path))
     [(1, {'step': 0}), (3, {'step': 1})]
     """
-    for number, text in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
+    with path.open("rb") as file:
+        file.seek(start)
+        octets = file.read()
+    for number, text in enumerate(octets.decode(errors="replace").splitlines(), 1):
         try:
             line = json.loads(text)
         except (ValueError, RecursionError):

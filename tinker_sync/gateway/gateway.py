@@ -26,7 +26,7 @@ from urllib.parse import quote, unquote
 from attrs import define
 
 from tinker_sync._base.clock import make_lock
-from tinker_sync._base.jsonl import append_line
+from tinker_sync._base.jsonl import append_line, read_lines
 from tinker_sync._base.log import Log
 from tinker_sync._base.secret import Secret, is_loopback
 from tinker_sync.data.conversation import Conversation, Turn, cut_at
@@ -45,7 +45,6 @@ from tinker_sync.gateway.exchanges import (
     Asked,
     Exchange,
     Trajectory,
-    read_exchanges,
     to_trajectories,
 )
 from tinker_sync.gateway.http import PASSING, Connection, Gone, Refusal, Reply, Server
@@ -149,6 +148,7 @@ class Gateway:
         self._model = sampling.get_base_model()
         self._file = None if record is None else open(record, "a+b", buffering=0)  # noqa: SIM115  # close
         self._record = None if record is None else Path(record)
+        self._start = self._measure_file()  # what is before this byte of the file has been forgotten
         self._lock = make_lock()
         self._current: tuple[Sampler, Any] = sampling, 0  # replaced as a whole
         self._used = 0  # guarded by _lock; the number of `use` calls
@@ -229,7 +229,9 @@ class Gateway:
             self._current = sampling, self._used if version is None else version
 
     def exchanges(self, label: str | None = None) -> list[Exchange]:
-        """Return what was sampled, in the order of the answers; from the file if there is one.
+        """Return the exchanges since the start, or since `clear`, in the order in which they were answered.
+
+        Those of earlier gateways in the same file are left out; `read_exchanges` reads the whole file.
 
         Args:
             label: only those of this label; None: all.
@@ -242,14 +244,14 @@ class Gateway:
         []
         """
         if self._record is not None:
-            found = read_exchanges(self._record)
+            found = [Exchange.from_plain(line) for _, line in read_lines(self._record, self._start)]
         else:
             with self._lock:
                 found = list(self._exchanges)
         return [each for each in found if label is None or each.label == label]
 
     def trajectories(self, label: str | None = None) -> list[Trajectory]:
-        """Return the conversations, each with the data for training.
+        """Return the conversations of `exchanges`, each with the data for training.
 
         Args:
             label: only those of this label; None: all.
@@ -264,7 +266,7 @@ class Gateway:
         return to_trajectories(self.exchanges(label))
 
     def clear(self) -> None:
-        """Forget all exchanges, for example after a step of the training. A file is kept as it is.
+        """Forget all exchanges, for example after a step of the training. The file of `record` keeps them.
 
         A conversation that goes on afterwards begins a new trajectory.
 
@@ -274,8 +276,9 @@ class Gateway:
         ...     with sampling.endpoint() as gateway:
         ...         gateway.clear()
         """
+        start = self._measure_file()
         with self._lock:
-            self._exchanges = []
+            self._exchanges, self._start = [], start
             self._known.clear()
 
     def close(self) -> None:
@@ -290,6 +293,9 @@ class Gateway:
         """
         self._server.close()
         self._close_file()
+
+    def _measure_file(self) -> int:
+        return 0 if self._record is None else self._record.stat().st_size
 
     def _close_file(self) -> None:
         if self._file is not None:
