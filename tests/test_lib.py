@@ -167,7 +167,7 @@ def test_without_ray_its_module_says_what_to_install() -> None:
         "try:\n    import tinker_sync.ray\n"
         "except tinker_sync.MissingExtraError as error:\n    print(error.extra, error)"
     )
-    assert run(code) == "ray tinker_sync.ray: not installed. pip install 'ray[data]'\n"
+    assert run(code) == "ray tinker_sync.ray needs a package that is not installed: pip install 'ray[data]'\n"
 
 
 def test_a_script_with_its_own_retries_finds_what_may_pass() -> None:

@@ -449,8 +449,8 @@ def pip_names(names: Iterable[str]) -> str:
 class MissingExtraError(TinkerError, ImportError):
     """A feature needs an optional dependency that is not installed. The text names the packages.
 
-    >>> print(MissingExtraError("chat", feature="chat templates"))
-    chat templates: not installed. pip install jinja2
+    >>> print(MissingExtraError("chat", feature="the chat template"))
+    the chat template needs a package that is not installed: pip install jinja2
     """
 
     extra: str
@@ -459,10 +459,10 @@ class MissingExtraError(TinkerError, ImportError):
     def __init__(self, extra: str, *, feature: str | None = None, instead: str = "") -> None:
         self.extra = extra
         self.feature = feature
-        what = f"{feature}: not installed." if feature else f"The extra {extra!r} is not installed."
+        what = f"{feature} needs a package" if feature else f"the extra {extra!r} has a package"
         otherwise = f", or {instead}" if instead else ""
         wanted = pip_names(EXTRAS.get(extra, ())) or f"'tinker-sync[{extra}]'"
-        super().__init__(f"{what} pip install {wanted}{otherwise}")
+        super().__init__(f"{what} that is not installed: pip install {wanted}{otherwise}")
 
 
 def __getattr__(name: str) -> NoReturn:

@@ -147,9 +147,17 @@ def test_budget_in_dollars(service: ServiceClient, sampling: Any) -> None:
         sample(sampling, 2, 9).result()
         assert budget.spent_usd == 20
         with pytest.raises(
-            errors.BudgetExceededError, match=r"up to \$3.0000, but of \$20.00 \$20.0000 are spent"
+            errors.BudgetExceededError, match=r"up to \$3.0000, but of \$20 \$20.0000 are spent"
         ):
             sample(sampling, 1, 1)
+
+
+def test_a_refusal_names_a_small_budget_as_it_was_given(service: ServiceClient, sampling: Any) -> None:
+    with (
+        service.budget(usd=0.004, prices=TABLE),
+        pytest.raises(errors.BudgetExceededError, match=r"of \$0\.004 "),
+    ):
+        sample(sampling, 1, 1)
 
 
 def test_pending_calls_count_in_full(stub: Stub, service: ServiceClient, sampling: Any) -> None:

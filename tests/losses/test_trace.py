@@ -285,5 +285,5 @@ class TestEncoding:
 def test_missing_torch_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     monkeypatch.setitem(sys.modules, "torch.fx", None)
-    with pytest.raises(MissingExtraError, match=r"create_custom_loss: not installed.*pip install torch"):
+    with pytest.raises(MissingExtraError, match=r"create_custom_loss needs .*pip install torch"):
         trace(lambda logprobs: (logprobs.sum(), {}), ONE, "session-1")

@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if missing:
         sys.stderr.write(
             f"tinker-sync: the command line needs {' and '.join(missing)}.\n"
-            f"Install them with: pip install {' '.join(missing)}\n"
+            f"Run: pip install {' '.join(missing)}\n"
         )
         return 1
     from tinker_sync.cli.main import run

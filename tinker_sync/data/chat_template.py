@@ -121,7 +121,7 @@ class ChatTemplate:
         try:
             import jinja2
         except ImportError:
-            raise MissingExtraError("chat", feature="chat templates") from None
+            raise MissingExtraError("chat", feature="the chat template") from None
         try:
             return _compile(self.template, marked).render(**given)
         except jinja2.TemplateSyntaxError as error:

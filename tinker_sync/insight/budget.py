@@ -210,7 +210,7 @@ class Budget:
             )
         if self.usd is not None and so_far.usd + wanted.usd > self.usd * (1 + 1e-12):
             return BudgetExceededError(
-                f"this call could cost up to ${wanted.usd:.4f}, but of ${self.usd:.2f} "
+                f"this call could cost up to ${wanted.usd:.4f}, but of ${self.usd} "
                 f"${spent.usd:.4f} are spent and up to ${under_way.usd:.4f} are under way",
                 limit=self.usd,
                 spent=spent.usd,

@@ -99,7 +99,7 @@ def make_evaluator(loss_fn: Any) -> Evaluate:
     except ImportError:
         raise MissingExtraError(
             "torch",
-            feature=f"torch, in which the loss {name_of(loss_fn)} is written",
+            feature=f"the loss {name_of(loss_fn)}, which is written in torch,",
             instead="write it in numpy, without torch, and mark it with tinker_sync.losses.numpy_loss",
         ) from None
     if isinstance(loss_fn, LossHandle):
