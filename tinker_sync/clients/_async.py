@@ -93,6 +93,8 @@ def async_future(
         return future
 
     made: Callable[Concatenate[S, P], Coroutine[Any, Any, APIFuture[T]]] = _named(
-        twin, method, f"Submits like `{name}` and gives its future, to be awaited in turn."
+        twin,
+        method,
+        f"Submits as `{name}` does: awaiting it gives the future, awaiting that gives the result.",
     )
     return made

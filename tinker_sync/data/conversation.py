@@ -149,7 +149,7 @@ class Conversation:
         return list(self._ends.ids)
 
     def stop_with(self, texts: Sequence[str]) -> list[str]:
-        """Return the texts that end an answer if these do too, for `SamplingParams`.
+        """Return a `stop` for `SamplingParams`: `texts`, and the texts that end the turn of the model.
 
         >>> import tinker_sync
         >>> Conversation(tinker_sync.get_tokenizer("tinker-sync/tiny")).stop_with(["Observation:"])

@@ -202,8 +202,8 @@ class Distance(TokenLoss):
     Attributes:
         norm: "l1", "l2" or "elastic".
         share: the share of "l1" in "elastic".
-        reference: the input with q; None takes 0 for q, the log-probability of a certain token. "l1" is then
-            the cross-entropy.
+        reference: the input with q; None sets q to 0, which is probability 1, and makes "l1" the
+            cross-entropy.
 
     >>> from tinker_sync.types import ModelInput
     >>> example = Datum(ModelInput.from_ints([1]), {"target_tokens": [2], "reference_logprobs": [-1.0]})
