@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import heapq
 import math
 from collections.abc import Callable
@@ -177,11 +178,27 @@ def test_deadlines_of_samples_that_come_back_often_are_kept_once(monkeypatch: py
         turn.throttled(1.0)
         return next(tries, None) is not None
 
+    bench.pause.until_s = bench.clock.now() + 36000.0
+    bench.put("b", pause=bench.pause)  # waits all the time
     bench.put("a", deadline_s=36000.0, again=refused)
     bench.workers.do_all()
     assert bench.admitted == "a" * 3001
     assert kept
     assert max(kept) < 20
+
+
+def test_the_queue_lets_go_of_samples_that_have_had_their_turn() -> None:
+    bench = Bench(slots=1)
+    bench.pause.until_s = bench.clock.now() + 8.0
+    bench.put("a")
+    bench.put("bc", deadline_s=3600.0)
+    bench.put("d", pause=bench.pause, deadline_s=9.0)
+    bench.end("abc")
+    assert bench.admitted == "abc"
+    assert bench.reactor.pass_time() == 8.0
+    assert bench.admitted == "abcd"
+    turns = list(bench.turns.values())
+    assert not [each for turn in turns for each in gc.get_referrers(turn) if isinstance(each, tuple)]
 
 
 def test_the_deadlines_of_many_samples_that_stand_aside_are_looked_through_seldom(

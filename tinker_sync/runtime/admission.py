@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 _WEIGHT_AFTER_REFUSAL: Final = 20
 # The most samples admitted at once, because the thread reads no answers meanwhile.
 _ADMITTED_AT_ONCE: Final = 16
-# The heap of deadlines also has samples that do not wait any more, and several entries of those that came
-# back. It loses both when it has this many more entries than twice those that the last time has left.
+# While any sample waits, the heap of deadlines also has those that wait no more, and several entries of those
+# that came back. It loses both when it has this many more entries than twice those that were left last time.
 _STALE_DEADLINES: Final = 1024
 _EARLY_S: Final = 0.001
 _LOOK_EVERY_S: Final = 60.0
@@ -99,6 +99,7 @@ class Admission:
         self._next_arrival = numbers().__next__
         self._permit: Permit | None = None  # from the gate, for the next sample
         self._at_gate = False  # a worker waits at the gate
+        self._aside = 0  # the samples that stand aside
         self._pumping = False  # another round follows
         self._looks_ahead = False  # a look at the burst follows
         self._opened_ahead = 0
@@ -152,6 +153,8 @@ class Admission:
                 self.bytes -= size
                 self._sending += 1
                 turn.admit(permit, size)
+        if not self._aside:  # no sample waits
+            self._deadlines.clear()
 
     def _pump_soon(self) -> None:
         """Go on after the answers that have arrived meanwhile."""
@@ -258,6 +261,7 @@ class Admission:
         pause = turn.pause
         turn.last_words = "the server has no capacity for the model"
         pause.aside.append(turn)
+        self._aside += 1
         if len(pause.aside) == 1:
             self._wait_for_capacity(pause)
 
@@ -272,6 +276,7 @@ class Admission:
             self._wait_for_capacity(pause)
             return
         back, pause.aside = pause.aside, []
+        self._aside -= len(back)
         for turn in back:
             if turn.arrival is not None:
                 heapq.heappush(self._queue, (turn.arrival, turn))
