@@ -64,6 +64,8 @@ class Link:
     def __init__(self, delay_s: float, bytes_per_s: float) -> None:
         self.delay_s = delay_s
         self.bytes_per_s = bytes_per_s
+        self.most = min(bytes_per_s * (delay_s + 0.02), MOST_QUEUED)
+        """The most bytes that may be under way: what the delay holds, and a little more."""
         self.under_way: deque[tuple[float, End, bytes, int]] = deque()
         self.free_s = 0.0
         self.size = 0
@@ -84,11 +86,6 @@ class Link:
     @property
     def next_s(self) -> float:
         return self.under_way[0][0] if self.under_way else math.inf
-
-    @property
-    def most(self) -> float:
-        """The most bytes that may be under way: what the delay holds, and a little more."""
-        return min(self.bytes_per_s * (self.delay_s + 0.02), MOST_QUEUED)
 
 
 class Relay:

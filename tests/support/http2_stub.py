@@ -44,7 +44,13 @@ class Http2Connection(asyncio.Protocol):
         self.closed = False
         self._news = threading.Condition()
         self._h2 = H2Connection(
-            H2Configuration(client_side=False, header_encoding="latin-1", validate_outbound_headers=False)
+            H2Configuration(
+                client_side=False,
+                header_encoding="latin-1",
+                validate_outbound_headers=False,
+                normalize_outbound_headers=False,
+                validate_inbound_headers=stub.validates,
+            )
         )
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -135,6 +135,9 @@ class Stub:
     They run on the thread of the loop; any thread may read `log`.
     """
 
+    validates = True
+    """False: trust the headers of HTTP/2, which takes less CPU."""
+
     def __init__(self, behaviour: Behaviour | None = None) -> None:
         self.behaviour = behaviour or Behaviour()
         self.log: list[Asked] = []
