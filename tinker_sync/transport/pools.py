@@ -242,18 +242,19 @@ class Connection:
 
     def is_quiet(self) -> bool:
         """Return True if the connection can be reused: nothing has arrived since the last answer."""
+        sock = self.sock
         try:
-            if type(self.sock) is not socket.socket:  # TLS cannot peek, and has its own buffer
-                if self.requests:
-                    return not self.sock.pending() and not has_arrived(self.sock)  # type: ignore[attr-defined]
-                self.sock.recv(1)  # takes in the tickets that follow the handshake
-                return False
-            self.sock.recv(1, socket.MSG_PEEK)
+            if type(sock) is not socket.socket:  # TLS has its own buffer
+                if not self.requests:
+                    sock.recv(1)  # takes in the tickets that follow the handshake
+                    return False
+                if sock.pending():  # type: ignore[attr-defined]
+                    return False
+            return not has_arrived(sock)  # which is cheaper than to peek, because it raises nothing
         except self.nothing_yet:
             return True
         except (OSError, ValueError):  # the socket was reset, or closed by another thread
             return False
-        return False
 
 
 def has_arrived(sock: socket.socket, wait_s: float = 0.0, *, writing: bool = False) -> bool:
