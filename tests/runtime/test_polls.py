@@ -382,6 +382,12 @@ def test_the_first_poll() -> None:
     }
 
 
+def test_polls_after_similar_round_trips_share_their_headers() -> None:
+    polls = [Asking(roundtrip_s=told_s).first for told_s in (0.2501, 0.2522)]
+    assert polls[0].headers is polls[1].headers  # many thousands may be held
+    assert polls[0].headers["X-Tinker-Create-Promise-Roundtrip-Time"] == "0.25"
+
+
 # ------------------------------------------------------------------------------------------------ results
 def test_protobuf_is_the_result() -> None:
     answer = reply(200, b"\x0a\x00", content_type="application/x-protobuf; x=y")

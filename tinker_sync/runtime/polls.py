@@ -84,7 +84,6 @@ PATH: Final = "/api/v1/retrieve_future"
 # Templates are faster than encoding the whole body for each of the many polls: only the id is encoded.
 _METADATA_TOO: Final = b'{"request_id":%b,"allow_metadata_only":true}'
 _RESULT_ONLY: Final = b'{"request_id":%b,"allow_metadata_only":false}'
-_ROUNDTRIP: Final = "X-Tinker-Create-Promise-Roundtrip-Time"
 # Trouble is measured from the first failure since the last good answer, so healthy polls do not count.
 TROUBLE_LIMIT_S: Final = 300.0
 # A server that answers faster does not hold the poll. Without a pause the client would ask thousands of times
@@ -187,12 +186,13 @@ class Retrieval:
 
     def ask(self) -> Ask:
         """Return the next poll, and count it."""
-        lines = _usual_lines(self.iteration, self.request_type)
-        if self.iteration == 0 and self.roundtrip_s is not None:
-            lines = {**lines, "x-tinker-create-promise-roundtrip-time": (_ROUNDTRIP, repr(self.roundtrip_s))}
+        roundtrip_s = self.roundtrip_s if self.iteration == 0 else None
+        # Two digits, so that thousands of polls that are held share few maps of headers.
+        rounded = "" if roundtrip_s is None else f"{roundtrip_s:.2g}"
+        headers = _headers(self.iteration, self.request_type, rounded)
         self.iteration += 1
         body = _METADATA_TOO if self.allow_metadata_only else _RESULT_ONLY
-        return Ask(HeaderMap.of_lines(lines), body % encode_basestring_ascii(self.request_id).encode("ascii"))
+        return Ask(headers, body % encode_basestring_ascii(self.request_id).encode("ascii"))
 
     def on(self, outcome: Reply | SendFailed, *, asked_at: float, now: float) -> Finished | TakeBytes | float:
         """Return what follows from an answer or a failure to get one: the result, or bytes to reserve, or the
@@ -455,13 +455,13 @@ class Retrieval:
         return mask_text(text, self.secrets())
 
 
-@lru_cache(maxsize=64)
-def _usual_lines(iteration: int, request_type: str) -> Mapping[str, tuple[str, str]]:
-    """Return the headers of a poll, (name, value) by lower-case name. Equal arguments share one mapping."""
-    return {
-        "x-tinker-request-iteration": ("X-Tinker-Request-Iteration", str(iteration)),
-        "x-tinker-request-type": ("X-Tinker-Request-Type", request_type),
-    }
+@lru_cache(maxsize=512)
+def _headers(iteration: int, request_type: str, roundtrip_s: str) -> HeaderMap:
+    """Return the headers of a poll. Equal arguments share one map."""
+    headers = {"X-Tinker-Request-Iteration": str(iteration), "X-Tinker-Request-Type": request_type}
+    if roundtrip_s:
+        headers["X-Tinker-Create-Promise-Roundtrip-Time"] = roundtrip_s
+    return HeaderMap(headers)
 
 
 Decode = Callable[[Reply, Any], T]
@@ -620,15 +620,15 @@ def poll(  # noqa: C901  # a life from beginning to end is easier to read in one
                 if clock.now() + clock.shorten(pause_s) >= deadline_at:
                     raise _late(retrieval, clock.now() - began_at)
                 yield pause_s
-            ask = retrieval.ask()
+            headers, body = retrieval.ask()
             asked_at = clock.now()
             left_s = deadline_at - asked_at
             if left_s <= 0:
                 raise _late(retrieval, clock.now() - began_at)
             outcome = yield Call(
                 path=PATH,
-                body=ask.body,
-                headers=ask.headers,
+                body=body,
+                headers=headers,
                 sdk_method=promise.sdk_method,
                 accept=_PROTO_FIRST if promise.wants_proto else "application/json",
                 read_s=polls.read_timeout_s,

@@ -48,8 +48,8 @@ from tinker_sync.runtime.workers import WorkersClosedError
 from tinker_sync.transport.call import OPEN_AHEAD, Call, Reply, SendFailed
 
 QUICK_BYTES: Final = 32 * 1024  # a connection takes this many without waiting for the server to read
-# The heap of expiries also holds requests that are over, until it has more entries than this number plus
-# twice the number of watched requests.
+# The heap of expiries also holds requests that are over, until there are more of them than this number plus a
+# quarter of the watched requests.
 STALE_EXPIRIES: Final = 1024
 IDLE_S: Final = 5.0  # the thread ends after this time without work
 # The time between two looks of the guard. A large answer, or the renewal of a token, may take longer.
@@ -703,7 +703,7 @@ class Reactor:
         self._watched[descriptor] = ticket
         if expires_at_s < math.inf:
             heapq.heappush(self._expiries, (expires_at_s, next(self._sequence), ticket))
-            if len(self._expiries) > 2 * len(self._watched) + STALE_EXPIRIES:
+            if len(self._expiries) > 1.25 * len(self._watched) + STALE_EXPIRIES:
                 alive = set(map(id, self._watched.values()))
                 self._expiries = [entry for entry in self._expiries if id(entry[2]) in alive]
                 heapq.heapify(self._expiries)
