@@ -91,8 +91,8 @@ def find_call_site() -> CallSite:
     Each of thousands of samples calls this, so it reads the frames and does no other work.
     """
     frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
-        frame = frame.f_back
+    while frame.f_code.co_filename.startswith(_PACKAGE) and (caller := frame.f_back) is not None:
+        frame = caller
     return current(), frame.f_code, frame.f_lineno
 
 

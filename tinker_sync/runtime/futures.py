@@ -554,13 +554,7 @@ class APIFuture(Future[T]):
             story.append(entry)
             if not self._ends or _outcome_in(story, before=entry) is None:
                 return
-        self._call(fn)
-
-    def _call(self, fn: Callable[[Any], object]) -> None:
-        try:
-            fn(self)
-        except Exception:  # noqa: BLE001  # as in every `Future`
-            _log.exception("a callback of %r failed", self)
+        _call(fn, self)
 
     # ---------------------------------------------------- for the runtime
 
@@ -699,8 +693,9 @@ class APIFuture(Future[T]):
         if outcome.is_early:
             self._complete(succeeded=False)
         self._story = _OVER  # the callbacks refer to the client and keep it alive
-        while outcome.callbacks:
-            self._call(outcome.callbacks.pop())
+        callbacks = outcome.callbacks
+        while callbacks:
+            _call(callbacks.pop(), self)
 
     def _make_base(self, name: str) -> Any:
         """Make the fields of the base class, because a function looks at this one. Return its value."""
@@ -755,6 +750,13 @@ class APIFuture(Future[T]):
         before_end, self._before_end = self._before_end, None
         if before_end is not None:
             before_end(succeeded)
+
+
+def _call(fn: Callable[[Any], object], future: APIFuture[Any]) -> None:
+    try:
+        fn(future)
+    except Exception:  # noqa: BLE001  # as in every `Future`
+        _log.exception("a callback of %r failed", future)
 
 
 def settle(future: APIFuture[T], work: Callable[[], T]) -> None:

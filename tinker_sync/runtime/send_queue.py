@@ -303,9 +303,11 @@ class SendQueue(Generic[RequestT]):
     def _find_next(self) -> Entry[RequestT] | None:
         """Return the first entry if its requests are known. Drop those that have ended."""
         with self._lock:
-            while self._queue and self._queue[0].requests and self._queue[0].future.done():
+            while self._queue and (first := self._queue[0]).requests:
+                if not first.future.done():
+                    return first
                 self._queue.popleft()  # failed by the end of the client, for example
-            return self._queue[0] if self._queue and self._queue[0].requests else None
+        return None
 
     # ---------------------------------------------------- the flow
 

@@ -103,6 +103,10 @@ class _State(Enum):
     DONE = auto()
 
 
+# Until Python 3.12, to read a member from its class takes longer than to call a function.
+_HEAD, _LENGTH, _CHUNKS, _UNTIL_CLOSE, _DONE = _State
+
+
 class ReplyParser:
     """A parser for one answer, which may arrive in pieces of any size. For one thread at a time.
 
@@ -121,35 +125,33 @@ class ReplyParser:
     (True, 200, b'hello')
     """
 
-    # The first values are attributes of the class, because most answers change few of them.
-    status = 0
-    fields = _NO_FIELDS
-    """The headers, several lines of one name joined."""
-    keep_alive = False
-    """True if the connection may carry another request after this answer."""
-    lasts_until_close = False
-    """True if the answer states no length.
-
-    Such an answer ends with the connection, and the loss of its last part is not noticed.
-    """
-    started = False
-    """True once a byte of the answer has arrived."""
-    done = False
-    """True once the answer is whole."""
-    _state = _State.HEAD
-    _chunks: ChunkedBody | None = None
-    _interim = 0
-    _remaining = 0  # of a body of known length
-    _size = 0
-    _block: bytearray | None = None  # a large body
-
     def __init__(self, method: str, *, max_body_bytes: int) -> None:
+        self.status = 0
+        self.fields = _NO_FIELDS
+        """The headers, several lines of one name joined."""
+        self.keep_alive = False
+        """True if the connection may carry another request after this answer."""
+        self.lasts_until_close = False
+        """True if the answer states no length.
+
+        Such an answer ends with the connection, and the loss of its last part is not noticed.
+        """
+        self.started = False
+        """True once a byte of the answer has arrived."""
         self.max_body_bytes = max_body_bytes
         """The limit for the body, lower for an error status."""
         self._method = method
+        self.done = False
+        """True once the answer is whole."""
+        self._state = _HEAD
         self._lines: list[str] = []
         self._text = bytearray()  # an unfinished head
+        self._chunks: ChunkedBody | None = None
+        self._interim = 0
+        self._remaining = 0  # of a body of known length
+        self._size = 0
         self._pieces: list[bytes] = []
+        self._block: bytearray | None = None  # a large body
         self._step: Any = ReplyParser._take_head
 
     @property
@@ -160,7 +162,7 @@ class ReplyParser:
     @property
     def wants(self) -> int:
         """The most bytes to request from the socket for the next `feed`."""
-        if self._state is _State.HEAD:
+        if self._state is _HEAD:
             return RECEIVE_BYTES
         remaining = self._remaining if self._chunks is None else self._chunks.remaining
         return min(max(remaining, RECEIVE_BYTES), _MAX_RECEIVE_BYTES)
@@ -172,7 +174,7 @@ class ReplyParser:
         """
         block = self._block
         if block is None:
-            if self._state is not _State.LENGTH or self._remaining < _LARGE_BYTES:
+            if self._state is not _LENGTH or self._remaining < _LARGE_BYTES:
                 return None
             self._block = block = bytearray(min(_FIRST_BLOCK_BYTES, self._size + self._remaining))
             block[: self._size] = b"".join(self._pieces)
@@ -191,7 +193,7 @@ class ReplyParser:
         self._size += count
         self._remaining -= count
         if not self._remaining:
-            self._enter(_State.DONE)
+            self._enter(_DONE)
 
     def body(self) -> bytes:
         """Return the received body without the framing of chunks. Its content encoding is still in place.
@@ -229,17 +231,17 @@ class ReplyParser:
         Raises:
             MalformedMessage: the answer is unfinished, or nothing has arrived.
         """
-        if self._state is _State.UNTIL_CLOSE:
-            self._enter(_State.DONE)
+        if self._state is _UNTIL_CLOSE:
+            self._enter(_DONE)
         elif not self.done:
             raise MalformedMessage(f"the connection was closed {self._place()}")
 
     def _place(self) -> str:
         if not self.started:
             return "without an answer"
-        if self._state is _State.HEAD:
+        if self._state is _HEAD:
             return "within the head of the answer"
-        if self._state is _State.LENGTH:
+        if self._state is _LENGTH:
             return f"after {self._size} of {self._size + self._remaining} bytes"
         size = self._size if self._chunks is None else self._chunks.size
         return f"after {size} bytes of a chunked answer, before its end"
@@ -283,7 +285,7 @@ class ReplyParser:
         if any("\n" in line or "\r" in line or "\0" in line for line in lines):
             raise MalformedMessage("a header of the answer holds a line end or NUL")
         if self._take_lines(_read_status(f"HTTP/1.1 {status}")[1], lines):
-            self._enter(_State.UNTIL_CLOSE)
+            self._enter(_UNTIL_CLOSE)
 
     def _begin(self, head: str) -> None:
         """Parse a whole head, and determine the end of the body (RFC 9112, section 6.3)."""
@@ -315,10 +317,10 @@ class ReplyParser:
 
     def _enter(self, state: _State) -> None:
         self._state = state
-        if state is _State.DONE:
+        if state is _DONE:
             self.done = True
         else:
-            self._step = ReplyParser._take_counted if state is _State.LENGTH else _STEPS[state]
+            self._step = ReplyParser._take_counted if state is _LENGTH else _STEPS[state]
 
     def _skip_interim(self) -> None:
         self._interim += 1
@@ -327,7 +329,7 @@ class ReplyParser:
 
     def _framing(self, fields: Mapping[str, tuple[str, str]]) -> _State:
         if self._method == "HEAD" or self.status in (204, 304):
-            return _State.DONE
+            return _DONE
         _, length = fields.get("content-length", ("", ""))
         coding = fields.get("transfer-encoding")
         lengths = {length} if length.isdigit() else set(_tokens(length))
@@ -340,18 +342,18 @@ class ReplyParser:
                 if lengths:
                     self.keep_alive = False  # two lengths: a proxy in between may have used the other one
                 self._chunks = ChunkedBody(self.max_body_bytes)
-                return _State.CHUNKS
+                return _CHUNKS
         if not lengths:
             self.keep_alive = False
             self.lasts_until_close = True
-            return _State.UNTIL_CLOSE
+            return _UNTIL_CLOSE
         if len(lengths) > 1 or not _DIGITS.fullmatch(only := lengths.pop()):
             raise MalformedMessage("the answer has no sensible Content-Length")
         self._remaining = int(only)
         if self._remaining > self.max_body_bytes:
             self._cut_or_refuse()
             self._remaining = self.max_body_bytes
-        return _State.LENGTH if self._remaining else _State.DONE
+        return _LENGTH if self._remaining else _DONE
 
     def _cut_or_refuse(self) -> None:
         """Give up the connection after an error status, whose body is cut; refuse any other answer."""
@@ -367,7 +369,7 @@ class ReplyParser:
         self._size += size
         self._remaining -= size
         if not self._remaining:
-            self._state, self.done = _State.DONE, True
+            self._state, self.done = _DONE, True
         return at + size
 
     def _take_all(self, data: bytes, at: int) -> int:
@@ -376,7 +378,7 @@ class ReplyParser:
         self._pieces.append(piece)
         if at + len(piece) < len(data):
             self._cut_or_refuse()
-            self._enter(_State.DONE)
+            self._enter(_DONE)
         return len(data)
 
     def _take_chunks(self, data: bytes, at: int) -> int:
@@ -387,17 +389,17 @@ class ReplyParser:
         except MessageTooLarge:
             self._cut_or_refuse()
             end = len(data)
-            self._enter(_State.DONE)
+            self._enter(_DONE)
         if chunks.done:
-            self._enter(_State.DONE)
+            self._enter(_DONE)
         return end
 
 
 _STEPS: Final = {
-    _State.HEAD: ReplyParser._take_head,
-    _State.LENGTH: ReplyParser._take_counted,
-    _State.CHUNKS: ReplyParser._take_chunks,
-    _State.UNTIL_CLOSE: ReplyParser._take_all,
+    _HEAD: ReplyParser._take_head,
+    _LENGTH: ReplyParser._take_counted,
+    _CHUNKS: ReplyParser._take_chunks,
+    _UNTIL_CLOSE: ReplyParser._take_all,
 }
 
 

@@ -325,6 +325,10 @@ class FieldRule(enum.Enum):
     """Entries with a text key; a dict in the plain form."""
 
 
+# Until Python 3.12, to read a member from its class takes longer than to call a function.
+_PLAIN, _PRESENT, _REPEATED, _MAP = FieldRule
+
+
 @attrs.frozen(eq=False)
 class Field:
     """A field of a message: its number, its name, its kind and its rule."""
@@ -350,7 +354,7 @@ class Field:
     @property
     def packed(self) -> bool:
         """True if the field is written as one run of numbers; readers also accept the unpacked form."""
-        return self.rule is FieldRule.REPEATED and isinstance(self.kind, Scalar) and self.kind.wire != LENGTH
+        return self.rule is _REPEATED and isinstance(self.kind, Scalar) and self.kind.wire != LENGTH
 
     @property
     def written_wire(self) -> int:
@@ -386,17 +390,17 @@ class Message:
 
 def plain(number: int, name: str, kind: Scalar) -> Field:
     """Return a singular scalar field without presence: its absence means the default value."""
-    return Field(number, name, kind, FieldRule.PLAIN)
+    return Field(number, name, kind, _PLAIN)
 
 
 def present(number: int, name: str, kind: Scalar | Message) -> Field:
     """Return a singular field with presence: an `optional` scalar or a submessage."""
-    return Field(number, name, kind, FieldRule.PRESENT)
+    return Field(number, name, kind, _PRESENT)
 
 
 def repeated(number: int, name: str, kind: Scalar | Message) -> Field:
     """Return a field for a list of values."""
-    return Field(number, name, kind, FieldRule.REPEATED)
+    return Field(number, name, kind, _REPEATED)
 
 
 def mapping(number: int, name: str, kind: Scalar | Message) -> Field:
@@ -405,7 +409,7 @@ def mapping(number: int, name: str, kind: Scalar | Message) -> Field:
     On the wire it is a list of messages, in which field 1 is the key and field 2 the value.
     """
     entry = Message(f"{name} entry", plain(1, "key", STRING), present(2, "value", kind))
-    return Field(number, name, entry, FieldRule.MAP)
+    return Field(number, name, entry, _MAP)
 
 
 def oneof(*members: Field) -> tuple[Field, ...]:
@@ -574,10 +578,10 @@ def _write_entry(table: Any, key: Any, value: Any) -> Buffers:
 
 
 _WRITERS = {
-    FieldRule.PLAIN: _write_plain_field,
-    FieldRule.PRESENT: _write_one,
-    FieldRule.REPEATED: _write_list,
-    FieldRule.MAP: _write_map,
+    _PLAIN: _write_plain_field,
+    _PRESENT: _write_one,
+    _REPEATED: _write_list,
+    _MAP: _write_map,
 }
 
 
@@ -643,7 +647,7 @@ def _read(  # noqa: C901  # one loop over bytes; calls would double its cost
                 else:
                     part = view[start:at]
                     _keep(field, part if kind is BYTES else str(part, "utf-8"), into)
-            elif field.rule is FieldRule.REPEATED:
+            elif field.rule is _REPEATED:
                 at = _read_list(field, view, at, end, tag, into)
             elif kind.wire == VARINT and kind is not BOOL and at < end and view[at] < 0x80:
                 _keep(field, view[at], into)
@@ -662,15 +666,15 @@ def _read(  # noqa: C901  # one loop over bytes; calls would double its cost
 
 
 def _segment(field: Field, into: Plain) -> str:
-    if field.rule is FieldRule.REPEATED:
+    if field.rule is _REPEATED:
         return f"{field.name}[{len(into.get(field.name, ()))}]"
     return field.name
 
 
 def _keep(field: Field, value: Any, into: Plain) -> None:
-    if field.rule is FieldRule.REPEATED:
+    if field.rule is _REPEATED:
         into.setdefault(field.name, []).append(value)
-    elif value or field.rule is FieldRule.PRESENT:
+    elif value or field.rule is _PRESENT:
         into[field.name] = value
         for rival in field.rivals:
             into.pop(rival, None)
@@ -696,11 +700,11 @@ def _read_list(field: Field, view: memoryview, at: int, end: int, tag: int, into
 def _read_submessage(
     field: Field, table: Message, view: memoryview, at: int, end: int, into: Plain, unknown: set[str] | None
 ) -> None:
-    if field.rule is FieldRule.REPEATED:
+    if field.rule is _REPEATED:
         child: Plain = {}
         _read(table, view, at, end, child, unknown)
         into.setdefault(field.name, []).append(child)
-    elif field.rule is FieldRule.MAP:
+    elif field.rule is _MAP:
         _read_entry(field, table, view, at, end, into, unknown)
     else:
         child = into.get(field.name, {})
