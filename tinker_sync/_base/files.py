@@ -14,10 +14,11 @@ from tinker_sync._base.log import Log
 _log = Log("tinker_sync.files")
 
 
-def try_lock(file: IO[Any]) -> bool:
+def try_lock(file: IO[Any], *, shared: bool = False) -> bool:
     """Lock an open file until it is closed or the process ends; return False if another one has the lock.
 
-    On a file system without locks every call returns True.
+    A forked child shares the lock. Windows has no shared locks and takes an exclusive one. On a file system
+    without locks every call returns True.
     """
     try:
         if sys.platform == "win32":
@@ -28,7 +29,7 @@ def try_lock(file: IO[Any]) -> bool:
         else:
             import fcntl
 
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):
         return False
     except OSError as error:

@@ -39,10 +39,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple
 from urllib.parse import urlsplit
 
+from tinker_sync._base.files import try_lock
 from tinker_sync._base.secret import Secret, is_loopback
 from tinker_sync._embedded import DEFAULT_DATA_DIR
 from tinker_sync.errors import APIConnectionError, ConfigurationError, TinkerError
-from tinker_sync.local.locks import try_lock
 
 if TYPE_CHECKING:
     import subprocess

@@ -22,7 +22,7 @@ from typing import Any, BinaryIO, Final
 
 from attrs import frozen
 
-from tinker_sync.local.locks import try_lock
+from tinker_sync._base.files import try_lock
 from tinker_sync.local.store.database import StoreError, translate_errors
 
 SizeAndSum = tuple[int, str]
