@@ -55,7 +55,6 @@ NOT_AT_IMPORT = {"asyncio"}
 ON_A_LOOP = (
     "runtime/awaiting.py",
     "local/server/",
-    "local/running.py",
     "testing/_middleware.py",
     "testing/tapes.py",
 )

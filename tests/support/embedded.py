@@ -1,17 +1,14 @@
-"""The embedded server for tests: in a thread, or in a process of its own, with a directory that tests choose.
+"""The embedded server for tests, in a thread, with a directory that tests choose.
 
 with running(tmp_path, hold_s=0.2) as server: ...      server.url, server.key, server.post("/asample", {...})
-python -m support.embedded DIRECTORY '{"hold_s": 2}'    prints its port; ends with its input
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import gc
 import http.client
 import json
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
@@ -22,7 +19,7 @@ from tinker_sync._base.clock import SYSTEM_CLOCK, Clock
 from tinker_sync.local import tiny
 from tinker_sync.local.engine.host import BaseModel, Host
 from tinker_sync.local.server.app import App, build
-from tinker_sync.local.server.http import Application, ServerThread, serve_app
+from tinker_sync.local.server.http import Application, ServerThread
 from tinker_sync.local.server.state import Flags
 from tinker_sync.local.store import Store
 from tinker_sync.types import (
@@ -219,21 +216,3 @@ def running(
         app = build(store, Host([base_model()]), key=KEY, flags=chosen, clock=clock)
         with ServerThread(around(app), key=KEY) as thread:
             yield Running(thread, app, store)
-
-
-def main() -> None:
-    directory, flags = Path(sys.argv[1]), json.loads(sys.argv[2])
-
-    async def run() -> None:
-        stopped = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        loop.add_reader(sys.stdin.fileno(), stopped.set)
-        with Store(directory) as store:
-            app = build(store, Host([base_model()]), key=KEY, flags=Flags.of(**flags))
-            await serve_app(app, stopped=stopped, ready=lambda port: print(port, flush=True))  # noqa: T201
-
-    asyncio.run(run())
-
-
-if __name__ == "__main__":
-    main()

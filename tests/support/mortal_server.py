@@ -128,7 +128,8 @@ def _count_calls(die_at: int | None, delay_seed: int | None) -> list[int]:
 
 
 def _serve(order: dict[str, Any], tell: int) -> None:
-    from tinker_sync.local.running import assemble, run
+    from tinker_sync.local.running import assemble
+    from tinker_sync.local.server.http import run
 
     begun = _count_calls(order["die_at"], order["delay_seed"])
 

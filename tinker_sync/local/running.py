@@ -12,13 +12,11 @@ one again, finds the directory free. The main thread serves; the thread `tinker-
 from __future__ import annotations
 
 import argparse
-import asyncio
 import errno
 import json
 import logging
 import os
 import shutil
-import signal
 import socket
 import sys
 import tempfile
@@ -36,7 +34,7 @@ from tinker_sync.local import launch
 from tinker_sync.local.launch import BUILT_IN_MODEL, HOST, ServerRecord
 
 if TYPE_CHECKING:
-    from tinker_sync.local.server.http import Application
+    from tinker_sync.local.server.http import Application, Stop
 
 _HIGHEST_PORT: Final = 65_535
 SHORTEST_REMOTE_KEY: Final = 16
@@ -80,6 +78,8 @@ def serve(
     Traceback (most recent call last):
     tinker_sync.errors.ConfigurationError: '0.0.0.0' can be reached from other machines...
     """
+    from tinker_sync.local.server.http import run
+
     secret = key if isinstance(key, Secret) else Secret(key or f"tml-local-{os.urandom(24).hex()}")
     _check_host(host, allow_remote, secret)
     if not 0 <= port <= _HIGHEST_PORT:
@@ -206,60 +206,6 @@ def assemble(
         yield build(store, Host(loaded), key=key, flags=chosen)
 
 
-Stop = Callable[[], None]
-
-
-def run(
-    app: Application,
-    *,
-    host: str,
-    port: int,
-    listening: socket.socket | None = None,
-    ready: Callable[[int], None],
-    begun: Callable[[Stop], object] | None = None,
-) -> None:
-    """Serve an application until SIGTERM, Ctrl-C, or a call of the function that `begun` receives.
-
-    Signals stop the application only if the main thread calls this function.
-
-    Args:
-        app: the application.
-        host, port: the address to listen on.
-        listening: a bound socket to use instead of `host` and `port`.
-        ready: called with the port when the server accepts requests.
-        begun: called before the server listens, with a function that stops the server. Any thread may call
-            that function at any time.
-
-    Raises:
-        OSError: the address cannot be used.
-    """
-    from tinker_sync.local.server.http import serve_app
-
-    async def main() -> None:
-        stopped = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        if threading.current_thread() is threading.main_thread():
-            _stop_on_signals(loop, stopped)
-        if begun is not None:
-            begun(lambda: _stop_from_thread(loop, stopped))
-        await serve_app(app, stopped=stopped, host=host, port=port, ready=ready, listening=listening)
-
-    asyncio.run(main())
-
-
-def _stop_on_signals(loop: asyncio.AbstractEventLoop, stopped: asyncio.Event) -> None:
-    for number in (signal.SIGTERM, signal.SIGINT):
-        try:
-            loop.add_signal_handler(number, stopped.set)
-        except NotImplementedError:  # Windows
-            signal.signal(number, lambda *_: _stop_from_thread(loop, stopped))
-
-
-def _stop_from_thread(loop: asyncio.AbstractEventLoop, stopped: asyncio.Event) -> None:
-    if not loop.is_closed():
-        loop.call_soon_threadsafe(stopped.set)
-
-
 # ----------------------------------------------------------------------------------------- the child process
 
 
@@ -292,6 +238,8 @@ def main_of_child(orders: dict[str, Any]) -> None:
 
 
 def _serve_owner(orders: dict[str, Any], place: Path, report: _StartReport, watch: _OwnerWatch) -> None:
+    from tinker_sync.local.server.http import run
+
     descriptor = orders["fd"]
     listening = None if descriptor is None else socket.socket(fileno=descriptor)
     options = {"key": orders["key"], "models": orders["models"]}

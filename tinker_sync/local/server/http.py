@@ -9,8 +9,8 @@ An `Application` is called with a `Request` and returns an `Answer`, whole or as
 body in pieces. It raises `Abort` to cut the connection instead, which tests use as a fault. An application
 that wraps another one sees the same requests and answers.
 
-The coroutine `serve_app` starts the application, listens, waits for the signal to stop, and
-shuts down. `ServerThread` runs it in a thread, for tests and short programs.
+`run` starts the application, listens, waits for the signal to stop, and shuts down. `ServerThread` does so in
+a thread, for tests and short programs.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import contextlib
 import errno
 import json
 import logging
+import signal
 import socket
 import struct
 import threading
@@ -404,39 +405,66 @@ _SPARE_BYTES = 256 * 1024 * 1024
 client whose body is too large reads the refusal. Beyond it, the connection ends while the client sends."""
 
 
-async def serve_app(
+Stop = Callable[[], None]
+
+
+def run(
     app: Application,
     *,
-    stopped: asyncio.Event,
     host: str = LOOPBACK,
     port: int = 0,
-    ready: Callable[[int], None] | None = None,
     listening: socket.socket | None = None,
+    ready: Callable[[int], None],
+    begun: Callable[[Stop], object] | None = None,
 ) -> None:
-    """Serve an application until `stopped` is set. Then let it answer held polls, and close the connections.
+    """Serve an application until SIGTERM, Ctrl-C, or a call of the function that `begun` receives.
+
+    Then let it answer held polls, and close the connections. Signals stop the application only if the main
+    thread calls this function.
 
     Args:
         app: the application.
-        stopped: the event that ends the server.
         host: the address to listen on.
         port: the port, or 0 for a free one.
-        ready: receives the port when the server accepts requests.
-        listening: a bound socket, in place of `host` and `port`.
+        listening: a bound socket to use instead of `host` and `port`.
+        ready: called with the port when the server accepts requests.
+        begun: called before the server listens, with a function that stops the server. Any thread may call
+            that function at any time.
 
     Raises:
         OSError: the address cannot be used.
         Exception: what the application raises at its start-up or shutdown.
     """
-    await app.startup()
-    server = HttpServer(app, max_body_bytes=app.max_body_bytes + _SPARE_BYTES)
-    try:
-        actual = await server.start(host, port, listening)
-        if ready is not None:
-            ready(actual)
-        await stopped.wait()
-    finally:
-        await app.shutdown()
-        await server.stop()
+
+    async def main() -> None:
+        stopped, loop = asyncio.Event(), asyncio.get_running_loop()
+
+        def stop() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(stopped.set)
+
+        if threading.current_thread() is threading.main_thread():
+            _stop_on_signals(loop, stop)
+        if begun is not None:
+            begun(stop)
+        await app.startup()
+        server = HttpServer(app, max_body_bytes=app.max_body_bytes + _SPARE_BYTES)
+        try:
+            ready(await server.start(host, port, listening))
+            await stopped.wait()
+        finally:
+            await app.shutdown()
+            await server.stop()
+
+    asyncio.run(main())
+
+
+def _stop_on_signals(loop: asyncio.AbstractEventLoop, stop: Stop) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        try:
+            loop.add_signal_handler(number, stop)
+        except NotImplementedError:  # Windows
+            signal.signal(number, lambda *_: stop())
 
 
 class ServerThread:
@@ -461,8 +489,7 @@ class ServerThread:
         self._host = host
         self._ready = threading.Event()
         self._failure: BaseException | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._stopped: asyncio.Event | None = None
+        self._stop: Stop | None = None
         self._thread = DaemonThread(self._run, "tinker-server")
 
     @property
@@ -488,26 +515,21 @@ class ServerThread:
 
     def stop(self) -> None:
         """Stop the server: close its connections and end its thread. Wait for this at most `STOP_S`."""
-        if self._loop is not None and self._stopped is not None and self._thread.is_alive():
-            with contextlib.suppress(RuntimeError):  # it has just ended by itself
-                self._loop.call_soon_threadsafe(self._stopped.set)
+        if self._stop is not None:
+            self._stop()
         if self._thread.ident is not None:
             self._thread.join(STOP_S)
 
     def _run(self) -> None:
         try:
-            asyncio.run(self._main())
+            run(self._app, host=self._host, port=self.port, ready=self._listening, begun=self._begun)
         except BaseException as failure:  # noqa: BLE001  # `start` raises it
             self._failure = failure
         finally:
             self._ready.set()
 
-    async def _main(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._stopped = asyncio.Event()
-        await serve_app(
-            self._app, stopped=self._stopped, host=self._host, port=self.port, ready=self._listening
-        )
+    def _begun(self, stop: Stop) -> None:
+        self._stop = stop
 
     def _listening(self, port: int) -> None:
         self.port = port
