@@ -139,3 +139,14 @@ def test_status_reports_a_bad_address(run: Run, world: World, url: str, words: s
     assert words in done.err
     assert "no key" not in done.err
     assert "secret" not in done.err
+
+
+def test_a_command_without_a_key_names_the_options_of_the_command_line(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("TINKER_BASE_URL", "TINKER_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    done = run("run", "list")
+    assert (done.code, done.out) == (1, "")
+    assert "tinker-sync auth login" in done.err
+    assert "--base-url local" in done.err

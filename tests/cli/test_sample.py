@@ -114,7 +114,7 @@ def test_a_failed_sample(run: Run, world: World) -> None:
         (("1", *MODEL, "--file", "x"), 2, "give either PROMPT or --file"),
         (("1", *MODEL, "-n", "0"), 2, "x>=1"),
         (("a b", *MODEL, "--tokens"), 1, "there is no tokenizer"),
-        (("", *MODEL, "--tokens"), 1, "the prompt is empty"),
+        (("", *MODEL, "--tokens"), 1, "the prompt is empty\nGive a text as PROMPT, with --file FILE"),
         (("--lines", *MODEL, "--tokens"), 1, "every line is empty"),
         (("--file", "/no/such/file", *MODEL, "--tokens"), 1, "No such file or directory: /no/such/file"),
         (("1", *MODEL, "--tokens", "--stop", "end"), 1, "--stop takes token ids"),

@@ -189,7 +189,7 @@ def _encode(text: str, tokenizer: Tokenizer | None, chat: bool) -> list[int]:
     else:
         tokens = [int(token) for token in tokenizer.encode(text)]
     if not tokens:
-        raise CliError("the prompt is empty")
+        raise CliError("the prompt is empty", "Give a text as PROMPT, with --file FILE or through a pipe.")
     return tokens
 
 
