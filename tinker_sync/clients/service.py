@@ -453,14 +453,14 @@ class ServiceClient(BaseClient):
 
         The request carries the key and the headers of the client. Reads are retried; other calls are retried
         only while the server certainly has not received them, unless the call is a known one that may be
-        repeated. Calls of a model belong into its queue: see `TrainingClient.request`.
+        repeated. Calls of a model belong in its queue: see `TrainingClient.request`.
 
         Args:
             method: the HTTP method.
             path: the path below the base URL.
             body: the fields of the JSON body.
-            promise: the server answers with the id of a request, whose result is then waited for. To cancel
-                the future cancels the request at the server, if it offers that.
+            promise: the server answers with a request id; the future ends with the result of that request.
+                Cancelling the future cancels the request at the server too, if the server can.
             query: the query parameters.
             extra_headers: further headers of the request.
             deadline: seconds until the call gives up; None: the default of the client.
