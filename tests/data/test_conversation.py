@@ -55,6 +55,19 @@ def random_answer(rng: random.Random, tokenizer: Tokenizer, end: int) -> list[in
     return [*tokens, end] if ended or not tokens else tokens
 
 
+def test_turns_that_extend_each_other_share_the_memory_of_their_prompts(tokenizer: Tokenizer) -> None:
+    chat = Conversation(tokenizer, [user("What is 2+3?")], chat_template=FAMILIES["tagged"])
+    prompts = []
+    for turn in range(5):
+        prompts.append(chat.prompt().to_ints())
+        other = chat.fork()
+        chat.add_sampled(sequence([5 + turn, *chat.stop]))
+        other.add_sampled(sequence([6 + turn, *chat.stop]))
+        chat.add(user("Sure?"))
+    assert [turn.prompt.tolist() for turn in chat.turns] == prompts
+    assert all(np.shares_memory(turn.prompt, chat.turns[-1].prompt) for turn in chat.turns)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_is_trained_is_what_was_sampled(family: str, tokenizer: Tokenizer) -> None:
     rng = random.Random(family)
