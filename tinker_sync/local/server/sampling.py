@@ -25,7 +25,7 @@ from tinker_sync.local.server.checkpoints import (
     read_checkpoint,
     save,
 )
-from tinker_sync.local.server.promises import CLONE, Result, note_finished
+from tinker_sync.local.server.promises import CLONE, Failure, note_finished
 from tinker_sync.local.server.state import UNSAVED, LiveSampler, path_of
 from tinker_sync.local.server.training import submit, tokens_of
 from tinker_sync.local.store import StoreError
@@ -51,7 +51,6 @@ from tinker_sync.wire.proto.samples import encode_sample_response
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from concurrent.futures import Future
 
     from tinker_sync.local.engine.host import BaseModel
     from tinker_sync.local.engine.lora import LoraParams
@@ -276,7 +275,7 @@ async def asample(service: Service, ask: Ask) -> Any:
         request_id = promise.request_id
         if number is not None:
             sampler.seen.add(number, ask.digest, request_id)
-        _Sampling(service, sampler, request, promise).start()
+        _start(service, sampler, request, promise)
     if service.flags.json_only:
         return UntypedAPIFuture(request_id=request_id)
     return UntypedAPIFuture(
@@ -289,109 +288,66 @@ def sequence_ids(request_id: str, count: int) -> list[str]:
     return [f"{request_id}:{index}" for index in range(max(0, min(count, MOST_SAMPLES)))]
 
 
-class _Sampling:
-    """The work for one sample request: fetch its adapter, run the sampler, settle the promise."""
+def _start(service: Service, sampler: LiveSampler, request: SampleRequest, promise: Promise) -> None:
+    """Begin the work of a request in a task, which settles the promise."""
+    clone = (request.seq_id or 0) // CLONE
+    promise.on_done.append(lambda promise: note_finished(service, sampler, clone, promise))
+    started_s = service.clock.time()
 
-    def __init__(
-        self, service: Service, sampler: LiveSampler, request: SampleRequest, promise: Promise
-    ) -> None:
-        self._service = service
-        self._sampler = sampler
-        self._request = request
-        self._promise = promise
-        self._started = service.clock.time()
-        self._given_up = False
+    async def work() -> None:
+        await service.keep(promise, _sample(service, sampler, request, promise), _to_protobuf)
 
-    def start(self) -> None:
-        """Pass the request to the host: at once for a base model, else when its adapter is loaded."""
-        self._promise.cancel = self._give_up
-        clone = (self._request.seq_id or 0) // CLONE
-        self._promise.on_done.append(
-            lambda promise: note_finished(self._service, self._sampler, clone, promise)
-        )
-        if self._sampler.adapter is None:
-            self._submit(None)
-        else:
-            self._service.spawn(self._fetch(self._sampler.adapter))
+    def give_up() -> None:
+        service.promises.settle(promise, Failure("the request was cancelled", "user"))
+        service.trace(promise, started_s)
+        task.cancel()
 
-    def _give_up(self) -> None:
-        self._given_up = True
-        self._settle(UserFault("the request was cancelled"))
+    task = service.spawn(work())
+    promise.cancel = give_up
 
-    async def _fetch(self, key: str) -> None:
+
+async def _sample(
+    service: Service, sampler: LiveSampler, request: SampleRequest, promise: Promise
+) -> SampleResponse:
+    params = await _params_of(service, sampler)
+    sampler.unnumbered += request.seq_id is None
+    number = f"unnumbered {sampler.unnumbered}" if request.seq_id is None else request.seq_id
+    seed = service.chance("sample", sampler.sampler_id, number)
+    request.validate()
+    spec = sample_spec(request, sampler.base, params, seed, service.flags.max_cells)
+    order = service.host.sample(sampler.base.name, spec)
+    try:
+        result = await service.computed(order.future)
+    except asyncio.CancelledError:
+        service.host.cancel(order)
+        raise
+    _count(service, sampler, request, result)
+    ids = sequence_ids(promise.request_id, request.num_samples)
+    if request.record_stability_info:
+        for name, sample in zip(ids, result.samples, strict=True):
+            service.recorded.add(name, sample.tokens, sample.logprobs)
+    return sample_response(result, [None] * len(ids) if service.flags.json_only else ids)
+
+
+async def _params_of(service: Service, sampler: LiveSampler) -> LoraParams | None:
+    while (key := sampler.adapter) is not None:
         try:
-            params = await self._service.adapters.get(key, partial(load_params, self._service, self._sampler))
-        except asyncio.CancelledError:
-            raise
-        except Exception as problem:  # noqa: BLE001  # it is the outcome
-            newer = self._sampler.adapter
-            if newer is not None and newer != key:  # an inflight save has changed the weights meanwhile
-                await self._fetch(newer)
-            else:
-                self._settle(problem)
-        else:
-            if not self._given_up:
-                self._submit(params)
+            return await service.adapters.get(key, partial(load_params, service, sampler))
+        except Exception:
+            if sampler.adapter == key:  # else an inflight save has changed the weights meanwhile
+                raise
+    return None
 
-    def _submit(self, params: LoraParams | None) -> None:
-        service, request = self._service, self._request
-        self._sampler.unnumbered += request.seq_id is None
-        number = f"unnumbered {self._sampler.unnumbered}" if request.seq_id is None else request.seq_id
-        seed = service.chance("sample", self._sampler.sampler_id, number)
-        try:
-            request.validate()
-            spec = sample_spec(request, self._sampler.base, params, seed, service.flags.max_cells)
-            order = service.host.sample(self._sampler.base.name, spec)
-        except Exception as problem:  # noqa: BLE001  # it is the outcome
-            self._settle(problem)
-            return
 
-        def give_up() -> None:
-            self._give_up()
-            service.host.cancel(order)
-
-        self._promise.cancel = give_up
-        order.future.add_done_callback(self._hand_over)
-
-    def _hand_over(self, future: Future[SampleResult]) -> None:
-        """Pass the outcome from the sampling thread to the event loop."""
-        with contextlib.suppress(RuntimeError):  # the loop has ended
-            self._service.loop.call_soon_threadsafe(self._computed, future)
-
-    def _computed(self, future: Future[SampleResult]) -> None:
-        if self._given_up:
-            return
-        problem = future.exception() if not future.cancelled() else UserFault("the request was cancelled")
-        if problem is not None:
-            self._settle(problem)
-            return
-        result = future.result()
-        self._count(result)
-        ids = sequence_ids(self._promise.request_id, self._request.num_samples)
-        if self._request.record_stability_info:
-            for name, sample in zip(ids, result.samples, strict=True):
-                self._service.recorded.add(name, sample.tokens, sample.logprobs)
-        response = sample_response(result, [None] * len(ids) if self._service.flags.json_only else ids)
-        self._service.promises.settle(self._promise, Result(response, _to_protobuf))
-        self._service.trace(self._promise, self._started)
-
-    def _count(self, result: SampleResult) -> None:
-        sampler = self._sampler
-        prompt, cached = self._request.prompt.length, result.prompt_cache_hit_tokens
-        counts: dict[UsageKind, int] = {
-            "prefill": prompt - cached,
-            "prefill_cached": cached,
-            "sample": sum(len(sample.tokens) for sample in result.samples),
-        }
-        for kind, tokens in counts.items():
-            self._service.count_usage(sampler.session_id, sampler.base.name, kind, tokens)
-
-    def _settle(self, problem: BaseException) -> None:
-        outcome = self._service.failure(problem, "Sample")
-        if self._service.closing and outcome.category == "server":
-            return  # it has no outcome, so that clients take it again from the next server, as after a crash
-        self._service.promises.settle(self._promise, outcome)
-        self._service.trace(self._promise, self._started)
+def _count(service: Service, sampler: LiveSampler, request: SampleRequest, result: SampleResult) -> None:
+    prompt, cached = request.prompt.length, result.prompt_cache_hit_tokens
+    counts: dict[UsageKind, int] = {
+        "prefill": prompt - cached,
+        "prefill_cached": cached,
+        "sample": sum(len(sample.tokens) for sample in result.samples),
+    }
+    for kind, tokens in counts.items():
+        service.count_usage(sampler.session_id, sampler.base.name, kind, tokens)
 
 
 def _to_protobuf(response: SampleResponse) -> bytes:

@@ -538,11 +538,12 @@ class Service:
         """Return the result of a future of the host."""
         return await asyncio.wrap_future(future)
 
-    def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Run a coroutine in a task beside the request, and keep the task until it is done."""
         task = self.loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     def later(self, seconds: float, work: Callable[[], None]) -> None:
         """Call a function after `seconds`, unless the server ends earlier."""
@@ -593,16 +594,23 @@ class Service:
     async def keep(
         self, promise: Promise, work: Awaitable[Any], to_protobuf: Callable[[Any], bytes] | None = None
     ) -> None:
-        """Settle a promise with the result or the exception of an awaitable."""
+        """Settle a promise with the result or the exception of an awaitable.
+
+        A sample that the end of the server stops has no outcome, so that clients take it again from the next
+        server, as after a crash.
+        """
         started = self.clock.time()
         try:
             outcome: Result | Failure = Result(await work, to_protobuf)
         except asyncio.CancelledError:
-            why = SHUTTING_DOWN if self.closing else "the model was let go"
-            self.promises.settle(promise, Failure(why, "server"))
+            outcome = Failure(SHUTTING_DOWN if self.closing else "the model was let go", "server")
+            if not (self.closing and promise.kind == "Sample"):
+                self.promises.settle(promise, outcome)
             raise
         except Exception as problem:  # noqa: BLE001  # it is the outcome
             outcome = self.failure(problem, promise.kind)
+            if self.closing and promise.kind == "Sample" and outcome.category == "server":
+                return
         self.promises.settle(promise, outcome)
         self.trace(promise, started)
 
