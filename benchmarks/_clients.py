@@ -9,6 +9,7 @@ difference between the resident set of the idle client, with its connections ope
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -275,6 +276,7 @@ def small_steps(tinker: Any, service: Any, size: int) -> Figures:
     for _ in range(5):
         trainer.forward_backward(data, "cross_entropy").result()
         trainer.optim_step(adam).result()
+    gc.collect()  # the first full collection takes as long as 25 steps, and came in some versions meanwhile
     futures = []
     with measured(figures):
         for _ in range(size):
