@@ -467,8 +467,10 @@ class _Sending(Generic[RequestT]):
         """Return the requests to send now, together; an empty sequence if all have been sent."""
         if self.doubtful:
             return sorted(self.doubtful)
-        left, self.left = sorted(self.left), set()
-        return left or (self.stages.popleft() if self.stages else ())
+        if self.left:
+            left, self.left = sorted(self.left), set()
+            return left
+        return self.stages.popleft() if self.stages else ()
 
     def may_send(self, index: int) -> bool:
         """Return False if a request whose turn has come is to stay here, because another one has failed."""

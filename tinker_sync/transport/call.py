@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict
 
-from attrs import field, frozen
+from attrs import define, field
 
 from tinker_sync._base.secret import HeaderMap, header_map
 from tinker_sync.config import Timeout
@@ -130,7 +130,7 @@ class Call:
         return f"<Call {self.method} {self.path}{size}>"
 
 
-@frozen
+@define
 class Reply:
     """A whole answer of any status, with its content encoding undone.
 
