@@ -383,8 +383,9 @@ class Turn:
 
     def _let_go(self) -> None:
         admission, self._permit = self._admission, None
-        admission._sending -= self._bytes > 0
-        admission.bytes += self._bytes
-        self._bytes = 0
+        if self._bytes:
+            admission._sending -= 1
+            admission.bytes += self._bytes
+            self._bytes = 0
         if admission._queue:
             admission.pump()

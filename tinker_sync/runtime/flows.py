@@ -168,7 +168,8 @@ class Flows:
     def act(self, step: Step, value: Any = None) -> None:
         """Call `step(value)` as `soon` does, for a thread of the reactor, which may take the step itself."""
         self._ready.append((step, value))
-        self.run()
+        if self._turn:  # otherwise the thread that takes steps takes this one too
+            self.run()
 
     def run(self) -> None:
         """Take the steps that are due. If another thread is taking them, leave these to it."""
@@ -245,9 +246,7 @@ class Task:
 
     def resume(self, value: Any = None) -> None:
         """Resume the flow with the value of its wait. For threads of the reactor."""
-        flows = self._flows
-        flows._ready.append((self._advance, value))
-        flows.run()
+        self._flows.act(self._advance, value)
 
     def throw(self, failure: BaseException) -> None:
         """Resume the flow, and raise the failure of its wait in it. For threads of the reactor."""

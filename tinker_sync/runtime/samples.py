@@ -151,10 +151,10 @@ def submit(  # noqa: C901  # as `polls.poll`
     while True:
         if number is None:
             number = (line.numbers.value or line.next_number)()
-            encode = partial(job.encode, bodies, number)
             if job.size <= QUICK_BYTES:
-                body = encode()
+                body = job.encode(bodies, number)
             else:
+                encode = partial(job.encode, bodies, number)
                 body = yield from runtime.server.flows.on_worker(runtime.pools.fetch, encode)
             key = runtime.connection.caller.next_key()
         if not turn.may_pass():  # the limiter has closed again
