@@ -92,8 +92,10 @@ def test_a_checkpoint_that_cannot_be_listed_is_not_saved(tmp_path: Path, number:
     with LocalServer(model="tinker-sync/random") as server, server.service() as service:
         training = service.create_lora_training_client("tinker-sync/random", rank=4)
         saves = service.checkpoints(tmp_path)
-        with pytest.raises(InvalidInputError, match=r"save: expected a whole number .* got step="):
+        with pytest.raises(InvalidInputError, match=r"expected a whole number .* got step="):
             saves.save(training, number, score=score)
+        with pytest.raises(InvalidInputError, match=r"expected a whole number .* got step="):
+            saves.after_step(training, number, score=score)  # long before the hundredth step, which it saves
         assert on_server(service) == set()
         saves.save(training, np.int64(3), score=np.float32(0.5))
         assert service.checkpoints(tmp_path).kept == saves.kept

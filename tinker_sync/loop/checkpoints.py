@@ -211,8 +211,9 @@ class LoopCheckpoints(Generic[ClientT]):
             score: the value that selects the best checkpoint, such as a loss on held-out data.
 
         Raises:
-            InvalidInputError: the score is no number; nothing was saved.
+            InvalidInputError: the step or the score is no number, also if this step is not saved.
         """
+        step, score = _check_numbers(step, score)
         return self.save(training, step, score=score) if (step + 1) % self._every == 0 else None
 
     def save(self, training: ClientT, step: int, *, score: float | None = None) -> SavedStep:
@@ -225,12 +226,7 @@ class LoopCheckpoints(Generic[ClientT]):
             InvalidInputError: an argument is no number; nothing was saved.
             CorruptedRunError: the server has lost part of the state of the run; the save is not kept.
         """
-        try:
-            step, score = operator.index(step), None if score is None else float(score)
-        except (TypeError, ValueError):
-            raise InvalidInputError(
-                f"save: expected a whole number as step and a number as score, got {step=}, {score=}"
-            ) from None
+        step, score = _check_numbers(step, score)
         client: Any = training
         options = {} if self._ttl_s is None else {"ttl_seconds": self._ttl_s}
         path = client.save_state(f"step-{step}", overwrite=True, **options).result().path
@@ -356,6 +352,15 @@ class LoopCheckpoints(Generic[ClientT]):
 
     def __repr__(self) -> str:
         return f"<LoopCheckpoints {os.fspath(self.path)!r}, {len(self._kept)} kept>"
+
+
+def _check_numbers(step: Any, score: Any) -> tuple[int, float | None]:
+    try:
+        return operator.index(step), None if score is None else float(score)
+    except (TypeError, ValueError):
+        raise InvalidInputError(
+            f"checkpoints: expected a whole number as step and a number as score, got {step=}, {score=}"
+        ) from None
 
 
 def _list_run(rest: Any, run: str) -> list[Checkpoint]:
