@@ -373,7 +373,9 @@ class TestArguments:
                 trainer.forward_backward_custom([short], squares)
             with pytest.raises(errors.InvalidInputError, match="is empty"):
                 trainer.forward_backward_custom([], squares)
-            with pytest.raises(TypeError, match="expected a function or a LossHandle, got str"):
+            with pytest.raises(
+                TypeError, match="expected a function or a LossHandle, got str; forward_backward and forward"
+            ):
                 trainer.forward_backward_custom(data(1), "cross_entropy")
             with pytest.raises(ValueError, match="logprobs"):
                 trainer.forward_backward_custom(data(1), squares, loss_type_input="logits")

@@ -91,7 +91,11 @@ def make_evaluator(loss_fn: Any) -> Evaluate:
         TypeError: the loss is not callable.
     """
     if not callable(loss_fn) and not isinstance(loss_fn, LossHandle):
-        raise TypeError(f"loss_fn: expected a function or a LossHandle, got {type(loss_fn).__name__}")
+        wanted = f"loss_fn: expected a function or a LossHandle, got {type(loss_fn).__name__}"
+        named = isinstance(loss_fn, str)
+        raise TypeError(
+            f"{wanted}; forward_backward and forward take a loss by its name" if named else wanted
+        )
     if takes_numpy(loss_fn):
         return partial(_evaluate_numpy, loss_fn)
     try:
