@@ -316,12 +316,16 @@ class TestReopening:
         assert second > 3 * first
 
     def test_and_slowly_after_it(self) -> None:
-        clock, _, gate = throttled_once()
-        accept_all(clock, gate, 1.5)
+        clock, limiter, gate = throttled_once()
+        accept_all(clock, gate, 0.5)
         refuse(gate, delay_s=1)
         clock.advance(1)
-        first, second = accept_all(clock, gate), accept_all(clock, gate)
-        assert first < second < 1.1 * first
+        rates = [a_second(limiter)]
+        for seconds in (7, 7, 7):
+            accept_all(clock, gate, seconds)
+            rates.append(a_second(limiter))
+        assert rates[0] < rates[1] < 1.06 * rates[0]
+        assert rates[1] < 1.1 * rates[1] < rates[2] < 1.2 * rates[2] < rates[3]  # faster and faster
 
     def test_a_rate_is_forgotten_after_a_minute_without_a_refusal(self) -> None:
         clock, limiter, gate = throttled_once()
@@ -337,6 +341,38 @@ class TestReopening:
         assert a_second(limiter) == pytest.approx(0.7 * before)
         refuse(gate, delay_s=1)
         assert a_second(limiter) == pytest.approx(0.63 * before)
+
+    def test_one_takes_the_more_of_the_rate_the_sooner_it_follows_a_pause_that_the_server_named(self) -> None:
+        clock, limiter, gate = throttled_once()
+        accept_all(clock, gate, 0.5)
+        refuse(gate, delay_s=1)
+        kept = []
+        for seconds in (0.1, 2.0, 10.0):
+            clock.advance(1)
+            accept_all(clock, gate, seconds)
+            before = a_second(limiter)
+            refuse(gate, delay_s=1)
+            kept.append(a_second(limiter) / before)
+        assert kept == pytest.approx([0.7, (2 / 3) ** (1 / 3), (10 / 11) ** (1 / 3)], abs=0.01)
+
+    def test_one_request_asks_for_all_while_the_server_refuses_again_and_again(self) -> None:
+        clock, _, gate = limiter_and_gate()
+        for _ in range(2):
+            gate.throttled(gate.acquire())
+            clock.advance(1)
+        asks = gate.try_acquire()
+        assert asks is not None
+        assert gate.try_acquire() is None
+        assert take_all(clock, gate, 0.09) == []  # one that waits for its answer
+        gate.succeeded(asks)
+        assert len(take_all(clock, gate)) == pytest.approx(FIRST_RATE, abs=10)
+
+    def test_another_asks_if_the_first_gets_no_answer(self) -> None:
+        clock, _, gate = limiter_and_gate()
+        for _ in range(2):
+            gate.throttled(gate.acquire())
+            clock.advance(1)
+        assert len(take_all(clock, gate)) == pytest.approx(10, abs=1)
 
     def test_refusals_of_one_crowd_count_once(self) -> None:
         clock, limiter, gate = throttled_once()
@@ -511,15 +547,15 @@ class TestLimits:
     @pytest.mark.parametrize(
         ("limit", "count", "work_s", "ideal_s", "most_refused"),
         [
-            (partial(Bucket, 50, 10), 1000, 0.1, 19.9, 0.4),
-            (partial(Bucket, 50, 10), 1000, 5.0, 24.8, 0.4),
-            (partial(Windows, 300, 10.0), 1300, 0.1, 40.1, 0.4),
-            (partial(Windows, 300, 10.0), 1300, 5.0, 45.0, 0.4),
-            (partial(Windows, 50, 1.0), 1000, 0.1, 19.1, 0.4),
-            (partial(Places, 20), 2000, 0.1, 10.0, 0.4),
+            (partial(Bucket, 50, 10), 1000, 0.1, 19.9, 0.3),
+            (partial(Bucket, 50, 10), 1000, 5.0, 24.8, 0.3),
+            (partial(Windows, 300, 10.0), 1300, 0.1, 40.1, 0.3),
+            (partial(Windows, 300, 10.0), 1300, 5.0, 45.0, 0.3),
+            (partial(Windows, 50, 1.0), 1000, 0.1, 19.1, 0.3),
+            (partial(Places, 20), 2000, 0.1, 10.0, 0.3),
             (partial(Places, 20), 160, 5.0, 40.0, 0.6),
-            (partial(Places, 100), 5000, 0.1, 5.0, 0.4),
-            (partial(Places, 100), 800, 5.0, 40.0, 0.4),
+            (partial(Places, 100), 5000, 0.1, 5.0, 0.3),
+            (partial(Places, 100), 800, 5.0, 40.0, 0.3),
         ],
     )
     def test_of_all_kinds(
@@ -532,12 +568,13 @@ class TestLimits:
         named: bool,
     ) -> None:
         seconds, refused = send_all(limit(), count, work_s, named=named)
-        assert seconds < 2 * ideal_s
+        # Each pause of a second costs a server that ends a thousand samples in a second a fifth of the ideal.
+        assert seconds < (1.85 if named and ideal_s == 5.0 else 1.45) * ideal_s
         assert refused < most_refused * count
 
     @pytest.mark.parametrize(
         ("share", "named", "longest_s"),
-        [(0.02, False, 8.0), (0.15, False, 60.0), (0.02, True, 60.0), (0.15, True, 220.0)],
+        [(0.02, False, 4.0), (0.15, False, 12.0), (0.02, True, 40.0), (0.15, True, 130.0)],
     )
     def test_refusals_that_do_not_depend_on_the_rate_starve_nobody(
         self, share: float, named: bool, longest_s: float

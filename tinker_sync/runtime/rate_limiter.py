@@ -35,18 +35,20 @@ FIRST_RATE: Final = 50.0
 # Faster than one process sends, so a higher rate limits nothing.
 _OPEN_RATE: Final = 3000.0
 # The growth in a second until the next refusal shows where the limit is, as a share of the rate.
-_FAST: Final = 1.5
-# From then on, a refusal takes a tenth of the rate, which grows back in proportion to the length of the
-# pause. If the server names no time, the pause is as long as two requests take, and the tenth is back when
-# requests have passed for twice as long: such pauses cost little, and the server refuses one request in five.
-# To aim at a lower share would let refusals that do not depend on the rate, such as those of one bad machine
-# among many, lower it again and again. A pause that the server names is longer and costs more, so the rate
-# grows more slowly then. At a low rate even such a pause costs few requests, so the rate falls no further.
+_FAST: Final = 2.5
+# From then on, if the server names no time, the pause is as long as two requests take. A refusal takes a
+# tenth of the rate, which is back when requests have passed for twice as long: such pauses cost little, and
+# the server refuses one request in five. To aim at a lower share would let refusals that do not depend on the
+# rate, such as those of one bad machine among many, lower it again and again.
 _SLOW: Final = 0.05
-_SLOW_IF_NAMED: Final = 0.02
-_LEAST_IF_NAMED: Final = 10.0
 _FIRST_DROP: Final = 0.7
 _DROP: Final = 0.9
+# A pause that the server names costs more, because nothing passes for a second or longer. So a refusal takes
+# more of the rate the sooner it follows the last pause, and the rate grows the faster the longer the server
+# accepts all: by 5 % until seven times the length of the pause has passed, so that pauses take an eighth of
+# the time where the limit stays. At a low rate even such a pause costs few requests, so it falls no further.
+_SLOW_IF_NAMED: Final = 0.002
+_LEAST_IF_NAMED: Final = 30.0
 _PAUSED_REQUESTS: Final = 2.0
 _MOST_AT_ONCE: Final = 0.1  # the growth with one success, because few of them after a long time prove little
 # The pauses after refusals that name no time. They grow until the server accepts a request, slowly, because
@@ -55,6 +57,8 @@ _LONGER: Final = 1.5
 _SHORTEST_PAUSE_S: Final = 0.02
 _FIRST_PAUSE_S: Final = 0.5
 _LONGEST_PAUSE_S: Final = 1.0
+# While the server accepts nothing, one request asks for all, and the next follows if no answer comes so soon.
+_ASKED_AGAIN_S: Final = 0.1
 # After this time without a refusal the limit may have changed; after the second one it is forgotten.
 RECENT_S: Final = 10.0
 _FORGET_S: Final = 60.0
@@ -117,10 +121,9 @@ class SendRate:
         self._first = FIRST_RATE
         self._next_s = -math.inf  # when the next request may pass
         self._grown_s = -math.inf  # until when the growth is counted
-        self._growth = _FAST  # of the rate in a second, as a share of it
-        self._accepted = False  # since the last refusal
         self._found = False  # a refusal after a success has shown where the limit is
-        self._pauses = 1.0  # the factor of the next pause whose length the server does not name
+        self._named_s: float | None = None  # the pause that the server has named last
+        self._pauses = 1.0  # the factor of the next pause whose length it does not name; 1 after a success
         self._reported = False  # a report has closed the limiter, and nothing was accepted since
 
     def is_closed(self) -> bool:
@@ -137,18 +140,21 @@ class SendRate:
 
     def count(self) -> Permit:
         """Return a permit for a request that passes now."""
-        self._next_s = max(self._next_s, self._clock.now() - _CREDIT_S) + 1 / self.a_second
+        apart_s = _ASKED_AGAIN_S if self._pauses > _LONGER else 1 / self.a_second
+        self._next_s = max(self._next_s, self._clock.now() - _CREDIT_S) + apart_s
         return Permit(self.epoch, counted=True)
 
     def note_success(self, permit: Permit) -> None:
         """Raise the rate, because the server has accepted a request that was sent after the last refusal."""
         if permit.epoch != self.epoch:
             return
-        self._pauses, self._reported, self._accepted = 1.0, False, True
         now = self._clock.now()
+        if self._pauses > _LONGER:
+            self._next_s = now
+        self._pauses, self._reported = 1.0, False
         passed_s = now - max(self._grown_s, self.closed_until_s)
         self._grown_s = now
-        self.a_second *= 1 + min(self._growth * max(passed_s, 0.0), _MOST_AT_ONCE)
+        self.a_second *= 1 + min(self._growth(now) * max(passed_s, 0.0), _MOST_AT_ONCE)
         if self.a_second >= _OPEN_RATE:
             self.a_second = math.inf
 
@@ -195,26 +201,34 @@ class SendRate:
             self.closed_until_s, self._clock.now() + self._clock.shorten(max(delay_s, 0.0))
         )
 
+    def _growth(self, now: float) -> float:
+        """Return the growth of the rate in a second, as a share of it."""
+        if not self._found:
+            return _FAST
+        if self._named_s is None:
+            return _SLOW / self._short_pause_s()
+        return _SLOW_IF_NAMED * (now - self.closed_until_s) / max(self._named_s, self._short_pause_s()) ** 2
+
+    def _short_pause_s(self) -> float:
+        return min(max(_PAUSED_REQUESTS / self.a_second, _SHORTEST_PAUSE_S), _FIRST_PAUSE_S)
+
     def _lower(self, named_s: float | None) -> float:
         """Lower the rate, and return the length of the pause."""
         self.epoch += 1
+        self._named_s, accepted = named_s, self._pauses == 1.0
         if math.isinf(self.a_second):
-            self.a_second, self._growth, self._found, self._pauses = self._first, _FAST, False, 1.0
+            self.a_second, self._found, self._pauses = self._first, False, 1.0
         else:
-            found = self._found or self._accepted
-            lowered = self.a_second * (_DROP if found == self._found else _FIRST_DROP)
+            kept = _FIRST_DROP if accepted and not self._found else _DROP
             if named_s is not None:
-                lowered = max(lowered, min(self.a_second, _LEAST_IF_NAMED / max(named_s, 1.0)))
-            self.a_second, self._found = lowered, found
-        self._accepted = False
-        pause_s = min(max(_PAUSED_REQUESTS / self.a_second, _SHORTEST_PAUSE_S), _FIRST_PAUSE_S)
-        if self._found:
-            self._growth = _SLOW / pause_s if named_s is None else _SLOW_IF_NAMED / max(named_s, pause_s)
-        if named_s is not None:
-            return named_s
-        pause_s = min(pause_s * self._pauses, _LONGEST_PAUSE_S)
-        self._pauses = min(_LONGER * self._pauses, 64.0)
-        return pause_s
+                if accepted and self._found:
+                    passed_s = max(self._clock.now() - self.closed_until_s, _SHORTEST_PAUSE_S)
+                    kept = max((passed_s / (passed_s + named_s)) ** (1 / 3), _FIRST_DROP)
+                kept = max(kept, min(_LEAST_IF_NAMED / max(named_s, 1.0) / self.a_second, 1.0))
+            self.a_second *= kept
+            self._found = self._found or accepted
+        pauses, self._pauses = self._pauses, self._pauses * _LONGER
+        return min(self._short_pause_s() * pauses, _LONGEST_PAUSE_S) if named_s is None else named_s
 
 
 class RateLimiter:
