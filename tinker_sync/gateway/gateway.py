@@ -89,7 +89,8 @@ class Gateway:
 
     `SamplingClient.endpoint` makes one. It serves ``/v1/chat/completions``, ``/v1/completions`` and
     ``/v1/models`` of OpenAI, and ``/v1/messages`` and ``/v1/messages/count_tokens`` of Anthropic. A streamed
-    answer is sent at once when it has been sampled, because the server of the samples does not stream.
+    answer arrives in one piece, when all of it has been sampled, because the server of the samples does not
+    stream.
 
     Args:
         sampling: the client that samples.
