@@ -696,6 +696,7 @@ class APIFuture(Future[T]):
         callbacks = outcome.callbacks
         while callbacks:
             _call(callbacks.pop(), self)
+        outcome.callbacks = _OVER  # scripts keep thousands of results, and each would keep an empty list
 
     def _make_base(self, name: str) -> Any:
         """Make the fields of the base class, because a function looks at this one. Return its value."""
