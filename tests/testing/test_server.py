@@ -127,6 +127,17 @@ def test_a_restart_keeps_checkpoints_and_loses_models(tmp_path: Path) -> None:
             assert resumed.optim_step(tinker_sync.AdamParams()).result(120) is not None
 
 
+def test_a_sample_under_way_is_taken_again_after_a_restart() -> None:
+    with local() as server, server.service() as service:
+        sampling = service.create_sampling_client(base_model=MODEL).result()
+        prompt = tinker_sync.ModelInput.from_ints([1, 2, 3])
+        params = tinker_sync.SamplingParams(max_tokens=3000, seed=1, stop=[])
+        sample = sampling.sample(prompt, 1, params)
+        server.wait_for_calls("retrieve_future", timeout=120)
+        server.restart()
+        assert len(sample.result(120).sequences[0].tokens) == 3000
+
+
 def test_what_the_server_has_no_more() -> None:
     with pytest.raises(TypeError, match=r"python -m tinker_sync\.local"):
         LocalServer(process=True)
