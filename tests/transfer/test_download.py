@@ -602,7 +602,7 @@ def test_existing_target_needs_overwrite(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine").write_text("mine")
     with FileServer({"a": 5}) as server:
-        with pytest.raises(errors.TransferError, match="exists already"):
+        with pytest.raises(errors.TransferError, match=r"exists already.*overwrite=True"):
             fetch(server, tmp_path / "out")
         assert server.seen == []
         assert files_below(tmp_path) == {"out/mine": b"mine"}

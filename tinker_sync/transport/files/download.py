@@ -157,7 +157,10 @@ class CheckpointFetch:
 
     def _refuse_existing(self) -> None:
         if not self._request.overwrite and os.path.lexists(self._request.target):
-            raise TransferError(f"{self._request.target} exists already; nothing was done")
+            raise TransferError(
+                f"{self._request.target} exists already, and nothing was done; "
+                "give another `to`, or overwrite=True to replace it"
+            )
 
     def _download(self) -> CheckpointDownload:
         self._begin()
