@@ -349,6 +349,11 @@ def test_a_chat_becomes_a_prompt_for_the_next_turn() -> None:
         ([], "messages: is empty"),
         ("2 + 3?", "messages: expected a list of dictionaries with role and content, got str"),
         ({"role": "user", "content": "a"}, r"expected a list of messages, got one; write \[message\]"),
+        ({"id": 7, "messages": [{"role": "user", "content": "a"}]}, r"got a dictionary; give its 'messages'"),
+        (
+            [*CHAT, {"role": "assistant", "content": [{"type": "text", "text": "5"}]}],
+            r"text in place of the list in messages\[1\]\['content'\]",
+        ),
         (["2 + 3?"], r"messages\[0\]: expected a dictionary with role and content, got a str"),
         (
             [*CHAT, {"from": "gpt", "value": "5"}],

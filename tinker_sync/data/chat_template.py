@@ -129,7 +129,9 @@ class ChatTemplate:
         except jinja2.TemplateError as error:
             raise InvalidInputError(f"chat template: {error.message or type(error).__name__}") from error
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-            raise InvalidInputError(f"chat template: {type(error).__name__}: {error}") from error
+            parted = [n for n, message in enumerate(messages) if isinstance(message.get("content"), list)]
+            advice = f"; try text in place of the list in messages[{parted[0]}]['content']" if parted else ""
+            raise InvalidInputError(f"chat template: {type(error).__name__}: {error}{advice}") from error
 
 
 def choose_template(

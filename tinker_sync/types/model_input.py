@@ -608,7 +608,10 @@ def refuse_odd_messages(messages: Any) -> None:
 'content', and 'human' to 'user'
     """
     if isinstance(messages, Mapping):
-        raise InvalidInputError("messages: expected a list of messages, got one; write [message]")
+        held = next((name for name, value in messages.items() if isinstance(value, list)), None)
+        if "role" in messages or held is None:
+            raise InvalidInputError("messages: expected a list of messages, got one; write [message]")
+        raise InvalidInputError(f"messages: expected a list, got a dictionary; give its {held!r}")
     if isinstance(messages, (str, bytes)) or not isinstance(messages, Sequence):
         kind = type(messages).__name__
         raise InvalidInputError(
