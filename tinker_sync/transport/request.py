@@ -44,7 +44,6 @@ _DIFFERING: Final = frozenset(
 )
 _MOST_WRITTEN: Final = 256
 _LINE_END: Final = "\r\n"
-_LINE: Final = "%s: %s".__mod__
 _NONE: Final = HeaderMap()
 
 Headers = Mapping[str, tuple[str, str]]
@@ -246,7 +245,7 @@ class RequestHeads:
         own = call.headers.lines
         if written is None or not written.names.isdisjoint(own):
             return None
-        lines = list(map(_LINE, own.values()))
+        lines = [f"{name}: {value}" for name, value in own.values()]
         if call.idempotency_key:
             lines.append(f"{IDEMPOTENCY_KEY}: {call.idempotency_key}")
         joined = "".join(lines)
