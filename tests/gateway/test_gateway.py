@@ -159,6 +159,8 @@ def test_labels_keep_equal_chats_apart(gateway: Gateway) -> None:
     assert len(only.turns) == 2
     with pytest.raises(InvalidInputError, match="would vanish"):
         gateway.openai_base_url("..")
+    with pytest.raises(InvalidInputError, match=r"label: expected text, got 0; give str\(0\)"):
+        gateway.openai_base_url(0)  # type: ignore[arg-type]  # not the address without a label
 
 
 def test_weights_can_be_swapped(service: ServiceClient, gateway: Gateway) -> None:
@@ -169,7 +171,10 @@ def test_weights_can_be_swapped(service: ServiceClient, gateway: Gateway) -> Non
         for version in (None, "step 2"):
             gateway.use(training.save_weights_and_get_sampling_client(), version)
             agent.say([*chat, user("Sure?")])
-    assert [exchange.version for exchange in gateway.exchanges()] == [0, 1, "step 2"]
+        with pytest.raises(InvalidInputError, match="expected a sampling client, got str"):
+            gateway.use("tinker://run/sampler_weights/a")  # type: ignore[arg-type]
+        agent.say([*chat, user("Really?")])  # the weights are still those before
+    assert [exchange.version for exchange in gateway.exchanges()] == [0, 1, "step 2", "step 2"]
     gateway.clear()
     assert gateway.trajectories() == []
 

@@ -181,7 +181,7 @@ class Gateway:
                 with different labels are never taken for one another, even if they say the same.
 
         Raises:
-            InvalidInputError: the label is "." or "..", which programs drop from an address.
+            InvalidInputError: the label is no text, or is "." or "..", which programs drop from an address.
 
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
@@ -205,6 +205,8 @@ class Gateway:
         ...         gateway.anthropic_base_url("task-7").removeprefix(gateway.url)
         '/task-7'
         """
+        if not isinstance(label, str):
+            raise InvalidInputError(f"label: expected text, got {label!r}; give str({label!r})")
         if label in (".", ".."):
             raise InvalidInputError(f"label: {label!r} would vanish from the address; give another one")
         return f"{self.url}/{quote(label, safe='')}" if label else self.url
@@ -219,12 +221,20 @@ class Gateway:
             version: what exchanges have as their `version`, any value that JSON has; None: how often `use`
                 has been called. The weights of the start are version 0.
 
+        Raises:
+            InvalidInputError: `sampling` is no client that samples; the weights stay as they are.
+
         >>> import tinker_sync
         >>> with tinker_sync.ServiceClient(base_url="local") as service:
         ...     training = service.create_lora_training_client("tinker-sync/tiny", rank=4)
         ...     with training.save_weights_and_get_sampling_client().endpoint() as gateway:
         ...         gateway.use(training.save_weights_and_get_sampling_client())
         """
+        if not hasattr(sampling, "sample"):
+            raise InvalidInputError(
+                f"use: expected a sampling client, got {type(sampling).__name__}; such as "
+                "training.save_weights_and_get_sampling_client() or service.create_sampling_client(path)"
+            )
         with self._lock:
             self._used += 1
             self._current = sampling, self._used if version is None else version
