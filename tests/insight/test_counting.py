@@ -236,6 +236,11 @@ def test_budget_in_dollars_needs_prices(
         service.budget()
     with pytest.raises(errors.InvalidInputError, match="0 or more"):
         service.budget(usd=-1)
+    prices: Any = {"stub/*": {"prompt": 1.0}}
+    with pytest.raises(errors.InvalidInputError, match=r"prices: .*got dict; PriceTable\.of"):
+        service.budget(usd=1, prices=prices)
+    with pytest.raises(errors.InvalidInputError, match=r"prices: .*got dict; PriceTable\.of"):
+        service.usage(prices=prices)
 
 
 def test_chunks_release_their_reservation(stub: Stub, service: ServiceClient, training: Any) -> None:

@@ -604,6 +604,7 @@ class ServiceClient(BaseClient):
                 `~/.tinker/prices.json`.
 
         Raises:
+            InvalidInputError: `prices` is no price table.
             ConfigurationError: the file of prices cannot be read.
 
         >>> import tinker_sync
@@ -614,10 +615,10 @@ class ServiceClient(BaseClient):
         ...     service.usage().tokens.trained
         2
         """
-        from tinker_sync.insight import PriceTable, Usage
+        from tinker_sync.insight import Usage
+        from tinker_sync.insight.prices import table_of
 
-        table = PriceTable.load() if prices is None else prices
-        return Usage.of(self._meter.by_model(), table, self._runtime.server.known_session_id)
+        return Usage.of(self._meter.by_model(), table_of(prices), self._runtime.server.known_session_id)
 
     def budget(
         self, usd: float | None = None, tokens: int | None = None, *, prices: PriceTable | None = None
@@ -634,7 +635,7 @@ class ServiceClient(BaseClient):
             prices: as for `usage`.
 
         Raises:
-            InvalidInputError: no limit is given, or one is not a number from 0 on.
+            InvalidInputError: no limit is given, one is no number from 0 on, or `prices` is no price table.
             ConfigurationError: the file of prices cannot be read.
 
         >>> import tinker_sync
@@ -648,12 +649,13 @@ class ServiceClient(BaseClient):
         ...             print(type(error).__name__)
         BudgetExceededError
         """
-        from tinker_sync.insight import Budget, PriceTable
+        from tinker_sync.insight import Budget
+        from tinker_sync.insight.prices import table_of
 
         return Budget(
             usd=usd,
             tokens=tokens,
-            prices=prices if prices is not None or usd is None else PriceTable.load(),
+            prices=None if usd is None else table_of(prices),
             base_model=self._meter.base_model,
             attach=self._runtime.spending.attach,
         )

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from attrs import field, frozen
 
-from tinker_sync.errors import ConfigurationError
+from tinker_sync.errors import ConfigurationError, InvalidInputError
 from tinker_sync.insight.meter import KINDS, Kind, TokenCounts
 
 if TYPE_CHECKING:
@@ -138,6 +138,23 @@ class PriceTable:
         return self.prices[max(fitting, key=len)] if fitting else Price()
 
 
+def table_of(prices: PriceTable | None) -> PriceTable:
+    """Return the table of an argument `prices`: the user's own if it is None.
+
+    Raises:
+        InvalidInputError: `prices` is no table.
+        ConfigurationError: the user's table cannot be read.
+
+    >>> table_of(PriceTable()) == PriceTable()
+    True
+    """
+    if prices is not None and not isinstance(prices, PriceTable):
+        raise InvalidInputError(
+            f"prices: expected a PriceTable, got {type(prices).__name__}; PriceTable.of makes one of a dict"
+        )
+    return PriceTable.load() if prices is None else prices
+
+
 def _read_price(where: str, name: str, rates: Any) -> Price:
     if not isinstance(rates, Mapping):
         raise ConfigurationError(f"{where}: models[{name!r}] is not an object")
@@ -232,5 +249,5 @@ def price_tokens(counts: TokenCounts, base_model: str | None, prices: PriceTable
     >>> price_tokens(TokenCounts(sampled=1), None, PriceTable()).unpriced
     ('sampled',)
     """
-    price = (PriceTable.load() if prices is None else prices).price(base_model)
+    price = table_of(prices).price(base_model)
     return Estimate(tokens=counts, cost_usd=price.of(counts), unpriced=price.missing(counts))
