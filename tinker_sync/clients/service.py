@@ -722,7 +722,7 @@ class ServiceClient(BaseClient):
         return self._metrics.get(self._make_metrics)
 
     def spans(self, tracer: Any = None) -> Spans:
-        """Start to make a span of OpenTelemetry for each call of this client; needs the extra `otel`.
+        """Record an OpenTelemetry span for each call of this client from now on; needs the extra `otel`.
 
         A span is made when its call ends, as a child of the span in which the call was made. It has the name
         of the method, the moments when the request was sent, accepted and answered, and as attributes the

@@ -7,7 +7,7 @@
     recording   `Recording`: collects the events of requests and futures, from its start to its end
     metrics     `Metrics`: counters and percentiles of calls, in little memory, for as long as a client lives
     following   the requests of calls, from the call to the end; recordings, metrics and spans are built on it
-    spans       `Spans`: a span of OpenTelemetry for each call
+    spans       `Spans`: an OpenTelemetry span for each call
     report      `explain`: totals by method, retries, idle time, and advice;
                 `trace_events`: the same data as a timeline for trace viewers
     displays    values as HTML for notebooks, and as rows for pandas

@@ -249,7 +249,7 @@ class Metrics(CallFollower):
     # ---------------------------------------------------------------------------------- for the runtime
 
     def observe(self, event: Any) -> None:
-        """Count what the event reports; a request of a call, when its future ends."""
+        """Count what the event reports. The requests of a call count when its future ends."""
         if isinstance(event, CallMade):
             self._follow(event)
         elif isinstance(event, RequestEncoded):

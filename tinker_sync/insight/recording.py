@@ -154,7 +154,7 @@ class Recording(CallFollower):
     # ---------------------------------------------------------------------------------- for the runtime
 
     def observe(self, event: Any) -> None:
-        """Add a record of what the event reports; of a request of a call, when its future ends."""
+        """Record what the event reports. The requests of a call are recorded when its future ends."""
         now = self._clock.now()
         if isinstance(event, CallMade):
             self._follow(event)

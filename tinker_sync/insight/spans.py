@@ -1,4 +1,4 @@
-"""`Spans`: a span of OpenTelemetry for each request of the user's calls, made when it ends."""
+"""`Spans`: an OpenTelemetry span for each request of the user's calls, made when it ends."""
 
 from __future__ import annotations
 

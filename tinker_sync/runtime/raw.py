@@ -51,7 +51,7 @@ class Extra(NamedTuple):
     def of(cls, call: str, body: Mapping[str, Any] | None, headers: Mapping[str, str] | None) -> Extra:
         """Check the arguments `extra_body` and `extra_headers` of a method, and return them as one value.
 
-        If the user's code runs in a span of OpenTelemetry, the headers name it, unless the user's own do.
+        If the user's code runs in an OpenTelemetry span, the headers name it, unless the user's own do.
 
         Raises:
             InvalidInputError: they cannot be sent.

@@ -115,7 +115,7 @@ class SessionSearchRequest(Model):
         session_id: the id of the session.
         project_ids: the projects to search; None means all that the caller may list.
         user_metadata: entries that the session must have.
-        display_name: words that the name must contain, in capitals or small letters.
+        display_name: words that the name must contain; case does not matter.
         owner: the owners of the sessions.
         statuses: the states to search for; None means any.
         limit: the size of a page, 1 to 200.
