@@ -43,7 +43,10 @@ class CliError(Exception):
 # Advice beyond the text of the error itself; the first matching class counts. The names are strings because
 # the module of errors loads only when there is an error.
 _ADVICE: Final = (
-    ("CredentialError", "Run tinker-sync auth login, or give --base-url local, which needs no key."),
+    (
+        "CredentialError",
+        "Set TINKER_API_KEY, or unset it and run tinker-sync auth login; or --base-url local.",
+    ),
     ("AuthenticationError", "tinker-sync auth status shows whether the key in use works."),
     ("APITimeoutError", "tinker-sync doctor finds out what is slow."),
     ("APIConnectionError", "tinker-sync doctor finds out why."),
