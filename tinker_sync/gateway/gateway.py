@@ -147,6 +147,8 @@ class Gateway:
         self._deadline = deadline
         self._tokenizer = sampling.get_tokenizer()
         self._model = sampling.get_base_model()
+        if record is not None:
+            Path(record).parent.mkdir(parents=True, exist_ok=True)
         self._file = None if record is None else open(record, "a+b", buffering=0)  # noqa: SIM115  # close
         self._record = None if record is None else Path(record)
         self._start = self._measure_file()  # what is before this byte of the file has been forgotten
