@@ -204,7 +204,7 @@ def test_exchanges_are_kept_in_a_file(sampling: SamplingClient, tmp_path: Path) 
 def test_what_was_cleared_is_not_trained_again_from_the_file(
     sampling: SamplingClient, tmp_path: Path
 ) -> None:
-    path = tmp_path / "exchanges.jsonl"
+    path = tmp_path / "runs" / "first" / "exchanges.jsonl"  # in directories that do not exist yet
     params = SamplingParams(max_tokens=4)
     for _ in range(2):
         with sampling.endpoint(record=path, sampling_params=params) as gateway, Agent(gateway) as agent:
