@@ -283,31 +283,18 @@ def test_each_accepted_sample_lets_two_go() -> None:
     assert bench.admitted == names(500)
 
 
-def test_a_distant_server_gets_more_before_it_accepts_the_first() -> None:
-    bench = Bench()
-    bench.put(names(500))
-    assert len(bench.admitted) == 64
-    bench.reactor.pass_time()
-    assert len(bench.admitted) == 136
-    bench.reactor.pass_time()
-    assert len(bench.admitted) == 136
-    accept(bench, 500)
-    assert len(bench.admitted) == 136 + 2 * 136
-
-
 def test_connections_are_opened_for_a_burst_that_a_distant_server_has_not_accepted_yet() -> None:
-    bench = Bench(slots=200)
-    bench.put(names(172))
-    bench.reactor.pass_time()
+    bench = Bench(slots=150)
+    bench.put(names(100))
     assert bench.reactor.waiting == 0
     bench.reactor.pass_time()
     assert bench.reactor.waiting == 36
     assert all(started.call is OPEN_AHEAD for started in bench.reactor.requests)
-    bench.put(names(700)[172:])
+    bench.put(names(700)[100:])
     bench.reactor.pass_time()
-    assert bench.reactor.waiting == 200 - 136  # the slots allow no more
+    assert bench.reactor.waiting == 150 - 64  # the slots allow no more
     bench.reactor.lose()  # no failure of these is told
-    assert len(bench.admitted) == 136
+    assert len(bench.admitted) == 64
 
 
 def test_no_connections_are_opened_ahead_if_the_server_is_near_or_refuses() -> None:

@@ -8,8 +8,8 @@ capacity stand aside, so that the others can go meanwhile.
 While the limiter is closed, one worker waits at its gate, and passes on the permit that it gets.
 
 The first samples at a server come in steps, each twice the one before and one round trip after it. Those that
-wait would then need up to three more round trips for a new connection. So unless the server is near, the
-first step is larger, and the connections of the others are opened while they wait.
+wait would then need up to three more round trips for a new connection. So unless the server is near, their
+connections are opened while they wait.
 
 Unless a method says otherwise, only the thread that resumes the flows may use this module.
 """
@@ -173,7 +173,7 @@ class Admission:
     # -------------------------------------------------------------------------------------- connections
 
     def _look_ahead(self) -> None:
-        """Send more, and open connections for the others, unless one of the burst is accepted soon."""
+        """Open connections for the samples that wait, unless one of the burst is accepted soon."""
         at_once = self.gate.limiter.sent_at_once
         if at_once < SENT_AT_ONCE and not self._looks_ahead:
             self._looks_ahead = True
@@ -187,10 +187,6 @@ class Admission:
         self._looks_ahead = False
         limiter, reactor = self.gate.limiter, self._flows.reactor
         if limiter.sent_at_once > at_once or limiter.recently_closed():
-            return
-        limiter.expect_long_round_trips()
-        if limiter.sent_at_once > at_once:
-            self.pump()  # and look again
             return
         wanted = min(len(self._queue), self.slots, SENT_AT_ONCE) - self._opened_ahead
         for _ in range(min(wanted, reactor.room)):

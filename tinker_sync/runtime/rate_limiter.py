@@ -67,12 +67,10 @@ _FORGET_S: Final = 60.0
 _CREDIT_S: Final = 0.01
 _SHORTEST_WAIT_S: Final = 0.004
 _WORTH_A_LINE_S: Final = 10.0
-# Each doubling costs a round trip. More at first would break the bound on the refusals of a server with a low
-# limit, unless it is so far away that a round trip costs more: 136 and twice as many are 400. Clients share
-# them, because they share the limit; the share of one among many does not fall below the last number, because
-# the others may send nothing.
+# Each doubling costs a round trip, so a burst of 400 takes three. More at first would break the bound on the
+# refusals of a server with a low limit. Clients share them, because they share the limit; the share of one
+# among many does not fall below the last number, because the others may send nothing.
 _SENT_AT_FIRST: Final = 64
-_SENT_AT_FIRST_IF_FAR: Final = 136
 _LEAST_SENT_AT_FIRST: Final = 16
 SENT_AT_ONCE: Final = 400
 
@@ -253,7 +251,6 @@ class RateLimiter:
         self._announce: Callable[[float], None] | None = None  # written once
         self._accepted = 0  # not exact, because it is counted without the lock
         self._gates: weakref.WeakSet[Gate] = weakref.WeakSet()
-        self._sent_at_first = _SENT_AT_FIRST
         self.sent_at_once = _SENT_AT_FIRST
         """The most requests of a client in their send phase: few at first, more as the server accepts them.
 
@@ -333,13 +330,8 @@ class RateLimiter:
             self._rate.follow(delay_s)
             self._free = None
 
-    def expect_long_round_trips(self) -> None:
-        """Let the clients send more before the first answer, because the server is far away."""
-        self._sent_at_first = _SENT_AT_FIRST_IF_FAR
-        self._share_growth()
-
     def _share_growth(self) -> None:
-        share = (self._sent_at_first + self._accepted) // max(len(self._gates), 1)
+        share = (_SENT_AT_FIRST + self._accepted) // max(len(self._gates), 1)
         self.sent_at_once = min(max(share, _LEAST_SENT_AT_FIRST), SENT_AT_ONCE)
 
     def recently_closed(self) -> bool:
