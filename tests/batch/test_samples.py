@@ -298,6 +298,20 @@ def test_a_file_of_another_batch_is_refused_with_the_place(tmp_path: Path, chang
     assert path.read_bytes() == before
 
 
+def test_a_file_with_the_responses_of_another_checkpoint_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    with LocalServer(model="tinker-sync/random") as server, server.service() as service:
+        training = service.create_lora_training_client("tinker-sync/random")
+        first, second = (training.save_weights_for_sampler(name).result().path for name in ("a", "b"))
+        saved = list(service.create_sampling_client(first).map([[1], [2]], PARAMS, save_to=path))
+        before = path.read_bytes()
+        with pytest.raises(InvalidInputError, match=rf"of {first} for prompts\[0\], not of {second}"):
+            list(service.create_sampling_client(second).map([[1], [2]], PARAMS, save_to=path))
+        assert path.read_bytes() == before
+        again = list(service.create_sampling_client(first).map([[1], [2]], PARAMS, save_to=path))
+    assert [item.saved for item in (*saved, *again)] == [False, False, True, True]
+
+
 def test_text_is_written_for_people(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     chat = [{"role": "user", "content": "Hi"}]

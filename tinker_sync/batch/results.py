@@ -35,6 +35,8 @@ from tinker_sync.wire import json as wire_json
 
 _HEAD: Final = re.compile(rb'\{"index": ?(\d{1,18}), ?"key": ?"([0-9a-f]{16})", ?.*\}\s*\Z', re.DOTALL)
 _BEGINNING: Final = b'{"index":'
+MODEL: Final = "model"
+"""The field of a line for the path of the weights or the base model; lines without a known one lack it."""
 
 _log = Log("tinker_sync.batch")
 
@@ -66,7 +68,7 @@ _FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0
 
 
 class ForeignResultError(InvalidInputError):
-    """The error for a file of another batch: it has another prompt or other parameters at a position."""
+    """The error for a file of another batch: it has another prompt, parameters or model at a position."""
 
 
 class ResultsFile:
@@ -120,11 +122,16 @@ class ResultsFile:
         """Return the number of responses from earlier runs."""
         return len(self._positions)
 
-    def find(self, index: int, key: str) -> SampleResponse | None:
+    def find(self, index: int, key: str, model: str | None = None) -> SampleResponse | None:
         """Return the response that an earlier run saved for a prompt, or None.
 
+        Args:
+            index: the position of the prompt.
+            key: the hash of the request, from `key_of`.
+            model: the name of the model, compared with that in the line if both are known.
+
         Raises:
-            ForeignResultError: the file holds another prompt or other parameters at this position.
+            ForeignResultError: the file holds another prompt, parameters or model at this position.
         """
         place = bisect_left(self._positions, index)
         if place == len(self._positions) or self._positions[place] != index:
@@ -136,6 +143,12 @@ class ResultsFile:
             raise ForeignResultError(
                 f"save_to: {self.path} holds another prompt, or other parameters, for prompts[{index}]; "
                 "give the same prompts in the same order, or another file"
+            )
+        saved = tree.get(MODEL)
+        if model is not None and saved is not None and saved != model:
+            raise ForeignResultError(
+                f"save_to: {self.path} holds the response of {saved} for prompts[{index}], not of {model}; "
+                "give each model and each checkpoint a file of its own"
             )
         return wire_json.from_plain(tree, SampleResponse)
 

@@ -21,7 +21,7 @@ from tinker_sync._base.api_errors import copy_exception
 from tinker_sync._base.clock import slice_of
 from tinker_sync._base.naming import find_call_site
 from tinker_sync.batch.item import BatchItem, decode_all
-from tinker_sync.batch.results import ForeignResultError, ResultsFile, key_of
+from tinker_sync.batch.results import MODEL, ForeignResultError, ResultsFile, key_of
 from tinker_sync.batch.waiting import ProgressBar
 from tinker_sync.errors import (
     AuthenticationError,
@@ -71,6 +71,8 @@ class Order:
     options: Mapping[str, Any]
     """Further arguments of `sample`."""
     tokenizer: Any = None
+    model: str | None = None
+    """The path of the weights, or the base model. None for weights without a name."""
 
     def model_input(self, prompt: Prompt) -> ModelInput:
         """Return a prompt as the input of the model; text and chats are encoded.
@@ -115,10 +117,12 @@ class Order:
     def readable(self, prompt: Prompt, response: SampleResponse) -> dict[str, Any]:
         """Return further fields of a line of the file of results.
 
-        These are the prompt, if it is a text or a chat, and the sampled texts. The texts are missing as long
-        as there is no tokenizer: none was given, and no prompt has needed one yet.
+        These are the model, the prompt, if it is a text or a chat, and the sampled texts. The texts are
+        missing as long as there is no tokenizer: none was given, and no prompt has needed one yet.
         """
-        shown = {} if isinstance(prompt, ModelInput) or not _is_text(prompt) else {"prompt": prompt}
+        shown: dict[str, Any] = {} if self.model is None else {MODEL: self.model}
+        if not isinstance(prompt, ModelInput) and _is_text(prompt):
+            shown["prompt"] = prompt
         return shown if self.tokenizer is None else {**shown, "texts": decode_all(self.tokenizer, response)}
 
 
@@ -352,7 +356,7 @@ class _Batch:
         model_input = self.order.model_input(prompt)
         if file is not None:
             key = self.order.key(model_input)
-            if (saved := file.find(index, key)) is not None:
+            if (saved := file.find(index, key, self.order.model)) is not None:
                 self._arrived.put(self._make_item(index, prompt, response=saved, saved=True))
                 return
         future = self._under_way[index] = self.order.start(model_input)

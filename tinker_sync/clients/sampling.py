@@ -183,6 +183,8 @@ class SamplingClient(ClientFuture["SamplingClient"]):
         self._described: Lazy[GetSamplerResponseInternal] = Lazy()
         # From the arguments or from a handle; "" or None if it is not known.
         self._base_model = self._line.base_model = base_model
+        # The weights or the base model that `create` was asked for; None for weights without a name.
+        self._named_model: str | None = None
         if sampling_session_id is not None:
             self._line.sampling_session_id = sampling_session_id
             ready(self)
@@ -238,6 +240,7 @@ class SamplingClient(ClientFuture["SamplingClient"]):
         if model_path is not None:
             check_sampler_path(model_path, holder.settings)
             client._line.run_id = model_path.removeprefix("tinker://").partition("/")[0]
+        client._named_model = model_path or base_model
         holder.lifecycle.refuse_if_leaving()
         request = CreateSamplingSessionRequest(
             session_id="",
@@ -376,7 +379,8 @@ class SamplingClient(ClientFuture["SamplingClient"]):
 
         With `save_to` each response is written when it arrives, before its item is yielded. The same call in
         a new process yields the responses in the file with `saved=True`, and samples the rest. Failed prompts
-        are not written, so a new run samples them again. The file does not record the model.
+        are not written, so a new run samples them again. A file with another prompt, other parameters or the
+        responses of another checkpoint is refused.
 
         Args:
             prompts: inputs of the model, rows of token ids, texts or chats; a list or a generator.
@@ -419,7 +423,7 @@ class SamplingClient(ClientFuture["SamplingClient"]):
             "topk_sample_logprobs": topk_sample_logprobs,
             "deadline": deadline,
         }
-        order = Order(self, sampling_params, num_samples, options, tokenizer)
+        order = Order(self, sampling_params, num_samples, options, tokenizer, self._named_model)
         window = Window(max_in_flight, ordered, on_error)
         return map_samples(prompts, order, window, save_to=save_to, progress=progress, total=total)
 
