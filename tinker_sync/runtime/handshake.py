@@ -39,7 +39,7 @@ from tinker_sync.wire.published import PATH, PublishedApi, used_fields
 
 if TYPE_CHECKING:
     from tinker_sync.runtime.client import Connection
-    from tinker_sync.types.described import SupportedModel
+    from tinker_sync.types.service import SupportedModel
 
 T = TypeVar("T")
 

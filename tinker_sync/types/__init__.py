@@ -30,8 +30,8 @@ _HOMES = {
         Datum LossFnInputs LossFnOutput PromptProvenanceSpan ProvenanceSpans SampledProvenanceSpan
     """,
     "tinker_sync.types.described": """
-        GetSamplerResponse GetSamplerResponseInternal GetServerCapabilitiesResponse GetSessionResponse
-        HealthResponse ListSessionsResponse SupportedModel TrainingRun TrainingRunsResponse WhoamiResponse
+        GetSamplerResponse GetSamplerResponseInternal GetSessionResponse HealthResponse ListSessionsResponse
+        TrainingRun TrainingRunsResponse WhoamiResponse
     """,
     "tinker_sync.types.events": """
         GenericEvent SessionEndEvent SessionStartEvent TelemetryBatch TelemetryEvent TelemetryResponse
@@ -70,6 +70,7 @@ _HOMES = {
     """,
     "tinker_sync.types.service": """
         AuthTokenResponse ClientConfigRequest ClientConfigResponse ClientDynamicConfigResponse
+        GetServerCapabilitiesResponse SupportedModel
     """,
     "tinker_sync.types.session": """
         CreateSamplingSessionRequest CreateSamplingSessionResponse CreateSessionRequest

@@ -151,11 +151,9 @@ from tinker_sync.types.datum import ProvenanceSpans as ProvenanceSpans
 from tinker_sync.types.datum import SampledProvenanceSpan as SampledProvenanceSpan
 from tinker_sync.types.described import GetSamplerResponse as GetSamplerResponse
 from tinker_sync.types.described import GetSamplerResponseInternal as GetSamplerResponseInternal
-from tinker_sync.types.described import GetServerCapabilitiesResponse as GetServerCapabilitiesResponse
 from tinker_sync.types.described import GetSessionResponse as GetSessionResponse
 from tinker_sync.types.described import HealthResponse as HealthResponse
 from tinker_sync.types.described import ListSessionsResponse as ListSessionsResponse
-from tinker_sync.types.described import SupportedModel as SupportedModel
 from tinker_sync.types.described import TrainingRun as TrainingRun
 from tinker_sync.types.described import TrainingRunsResponse as TrainingRunsResponse
 from tinker_sync.types.described import WhoamiResponse as WhoamiResponse
@@ -245,6 +243,8 @@ from tinker_sync.types.service import AuthTokenResponse as AuthTokenResponse
 from tinker_sync.types.service import ClientConfigRequest as ClientConfigRequest
 from tinker_sync.types.service import ClientConfigResponse as ClientConfigResponse
 from tinker_sync.types.service import ClientDynamicConfigResponse as ClientDynamicConfigResponse
+from tinker_sync.types.service import GetServerCapabilitiesResponse as GetServerCapabilitiesResponse
+from tinker_sync.types.service import SupportedModel as SupportedModel
 from tinker_sync.types.session import CreateSamplingSessionRequest as CreateSamplingSessionRequest
 from tinker_sync.types.session import CreateSamplingSessionResponse as CreateSamplingSessionResponse
 from tinker_sync.types.session import CreateSessionRequest as CreateSessionRequest

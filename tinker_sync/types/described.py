@@ -1,4 +1,4 @@
-"""What a server has and knows: models, runs, sessions, samplers, its own health, and who the caller is."""
+"""What a server has and knows: runs, sessions, samplers, its own health, and who the caller is."""
 
 from __future__ import annotations
 
@@ -141,36 +141,3 @@ class WhoamiResponse(Model):
     user_urn: str
     org_urn: str
     email: str | None = None
-
-
-@model
-class SupportedModel(Model):
-    """A base model that a server offers, with the length of its context in tokens.
-
-    `trainable` is True if the server can train the model at present, `sampleable` if it can sample from the
-    model. A field is None if the server does not send it.
-
-    >>> SupportedModel(model_name="org/base", trainable=True).sampleable is None
-    True
-    """
-
-    __response__ = True
-
-    model_name: str | None = None
-    max_context_length: int | None = None
-    trainable: bool | None = None
-    sampleable: bool | None = None
-
-
-@model
-class GetServerCapabilitiesResponse(Model):
-    """The models that the server offers.
-
-    >>> offered = GetServerCapabilitiesResponse(supported_models=[{"model_name": "org/base"}])
-    >>> [each.model_name for each in offered.supported_models]
-    ['org/base']
-    """
-
-    __response__ = True
-
-    supported_models: list[SupportedModel]

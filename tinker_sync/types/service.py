@@ -1,4 +1,4 @@
-"""The settings and the access tokens that the service gives to its clients."""
+"""The settings, models and access tokens of the service, for which each client asks first."""
 
 from __future__ import annotations
 
@@ -83,6 +83,39 @@ class ClientDynamicConfigResponse(Model):
     refresh_interval_sec: int = 300
     sample_cancel_enabled: bool = False
     sample_cancel_max_batch_size: int = 64
+
+
+@model
+class SupportedModel(Model):
+    """A base model that a server offers, with the length of its context in tokens.
+
+    `trainable` is True if the server can train the model at present, `sampleable` if it can sample from the
+    model. A field is None if the server does not send it.
+
+    >>> SupportedModel(model_name="org/base", trainable=True).sampleable is None
+    True
+    """
+
+    __response__ = True
+
+    model_name: str | None = None
+    max_context_length: int | None = None
+    trainable: bool | None = None
+    sampleable: bool | None = None
+
+
+@model
+class GetServerCapabilitiesResponse(Model):
+    """The models that the server offers.
+
+    >>> offered = GetServerCapabilitiesResponse(supported_models=[{"model_name": "org/base"}])
+    >>> [each.model_name for each in offered.supported_models]
+    ['org/base']
+    """
+
+    __response__ = True
+
+    supported_models: list[SupportedModel]
 
 
 @model

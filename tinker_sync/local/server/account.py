@@ -22,14 +22,9 @@ from tinker_sync.types.billing import (
     SamplingSampleBillingEvent,
     TrainingBillingEvent,
 )
-from tinker_sync.types.described import (
-    GetServerCapabilitiesResponse,
-    GetSessionResponse,
-    ListSessionsResponse,
-    SupportedModel,
-)
+from tinker_sync.types.described import GetSessionResponse, ListSessionsResponse
 from tinker_sync.types.search import SessionSearchRequest, SessionSearchResponse
-from tinker_sync.types.service import ClientConfigRequest
+from tinker_sync.types.service import ClientConfigRequest, GetServerCapabilitiesResponse, SupportedModel
 from tinker_sync.types.session import (
     CreateSessionRequest,
     CreateSessionResponse,
