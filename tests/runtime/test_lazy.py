@@ -6,12 +6,14 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from support.crowd import until
 from support.forks import in_child
 from support.raising import raising
+from support.signals import at_every_moment
 
 from tinker_sync._base.api_errors import copy_exception
 from tinker_sync.errors import APIStatusError, DeadlineError
@@ -56,6 +58,30 @@ class Flight:
 
 def never() -> int:
     raise AssertionError("another thread was making the value")
+
+
+def test_the_value_is_made_once_at_whatever_moment_another_one_asks() -> None:
+    """A session got second heartbeats, which nothing ended, when a thread asked while another one ended."""
+    lazies: list[Lazy[int]] = []
+    made: list[int] = []
+
+    def make() -> int:
+        made.append(1)
+        return 7
+
+    def call() -> int:
+        lazies[:], made[:] = [Lazy()], []
+        return lazies[0].get(make)
+
+    def ask() -> None:
+        if lazies:
+            with suppress(DeadlineError):  # the outer call makes the value
+                assert lazies[0].get(make, deadline_at=0.0) == 7
+
+    def check(value: int, moment: str) -> None:
+        assert (value, made) == (7, [1]), moment
+
+    assert at_every_moment(call, ask, check) > 20
 
 
 def test_threads_that_come_meanwhile_wait() -> None:

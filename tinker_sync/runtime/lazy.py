@@ -75,7 +75,8 @@ class Lazy(Generic[T]):
             try:
                 flight = self._flights.setdefault(_fork.generation(), mine)
                 if flight is mine:
-                    self.value = make()
+                    if self.value is None:  # another try may have ended since the last look
+                        self.value = make()
                     self._land(mine, None)
             except BaseException as failure:
                 self._land(mine, failure)
