@@ -28,7 +28,7 @@ def test_the_examples_run_one_after_the_other(capsys: pytest.CaptureFixture[str]
 
 @pytest.mark.parametrize(
     "command",
-    ["pip install '.[all]' && tinker-sync demo", "pip install -e '.[test]' && pytest -n 2 --dist loadfile"],
+    ["pip install '.[all]' && tinker-sync demo", "pip install -e '.[test]' && pytest -n 4 --dist loadfile"],
 )
 def test_a_promised_command_is_one_line(command: str) -> None:
     assert f"`{command}`" in README or f"\n{command}\n" in README
