@@ -18,7 +18,6 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
-from http import HTTPStatus
 from typing import Any, Final, NamedTuple, TypeVar
 
 from tinker_sync._base.clock import make_lock
@@ -26,7 +25,7 @@ from tinker_sync._base.log import Log
 from tinker_sync._base.threads import DaemonThread
 from tinker_sync.errors import ConfigurationError
 from tinker_sync.wire.http1.framing import MalformedMessage, MessageTooLarge
-from tinker_sync.wire.http1.server import RequestHead, RequestParser
+from tinker_sync.wire.http1.server import RequestHead, RequestParser, status_line
 
 T = TypeVar("T")
 _log = Log("tinker_sync.gateway")
@@ -54,7 +53,6 @@ _LATE: Final = "the request did not arrive in time"
 PASSING: Final = (408, 503)
 """Statuses of refusals after which the same request may be served."""
 EVENTS: Final = "text/event-stream; charset=utf-8"
-_PHRASES: Final = {status.value: status.phrase for status in HTTPStatus}
 
 
 class Reply(NamedTuple):
@@ -269,7 +267,7 @@ def _encode(reply: Reply, *, keep: bool, body: bool = True) -> bytes:
     stream = isinstance(reply.content, str)
     octets = (reply.content if stream else json.dumps(reply.content)).encode()
     kind = EVENTS if stream else "application/json"
-    head = f"HTTP/1.1 {reply.status} {_PHRASES.get(reply.status, '')}\r\ncontent-type: {kind}\r\n"
+    head = f"{status_line(reply.status)}content-type: {kind}\r\n"
     for name, value in reply.headers.items():
         head += f"{name}: {value}\r\n"
     if not keep:

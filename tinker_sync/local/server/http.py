@@ -26,7 +26,6 @@ import struct
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from http import HTTPStatus
 from typing import Any, Final, TypeAlias
 
 import attrs
@@ -34,7 +33,7 @@ import attrs
 from tinker_sync._base.threads import DaemonThread
 from tinker_sync.wire.endpoints import JSON
 from tinker_sync.wire.http1.framing import MalformedMessage, MessageTooLarge
-from tinker_sync.wire.http1.server import RequestHead, RequestParser
+from tinker_sync.wire.http1.server import RequestHead, RequestParser, status_line
 
 # ------------------------------------------------------------------------------------- requests and answers
 
@@ -224,7 +223,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _refuse(self, status: int, detail: str) -> None:
         body = json.dumps({"detail": detail}).encode()
-        head = _status_line(status) + b"content-type: application/json\r\nconnection: close\r\n"
+        head = status_line(status).encode() + b"content-type: application/json\r\nconnection: close\r\n"
         self._transport.write(head + b"content-length: %d\r\n\r\n" % len(body) + body)
         self._transport.close()
 
@@ -305,15 +304,7 @@ class Exchange:
         if not self._head.keeps_alive:
             headers["connection"] = "close"
         lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-        return _status_line(answer.status) + lines.encode("latin-1") + b"\r\n"
-
-
-def _status_line(status: int) -> bytes:
-    try:
-        phrase = HTTPStatus(status).phrase
-    except ValueError:
-        phrase = ""
-    return f"HTTP/1.1 {status} {phrase}\r\n".encode("ascii")
+        return f"{status_line(answer.status)}{lines}\r\n".encode("latin-1")
 
 
 class HttpServer:

@@ -1,9 +1,10 @@
-"""A parser for the requests that a server receives on a connection."""
+"""What a server needs of HTTP/1.1: a parser for requests, and the first line of an answer."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from http import HTTPStatus
 from typing import Final, NamedTuple
 
 from tinker_sync.wire.http1.framing import TARGET, TOKEN, ChunkedBody, MalformedMessage, MessageTooLarge
@@ -15,6 +16,7 @@ _HEADER: Final = re.compile(rf"^({TOKEN.pattern}):([^\r\n\0]*)\r?\n", re.MULTILI
 _END: Final = re.compile(rb"\n\r?\n")
 _DIGITS: Final = re.compile(r"[0-9]+")
 _MOST_DIGITS: Final = 18
+_PHRASES: Final = {status.value: status.phrase for status in HTTPStatus}
 _NOT_HTTP: Final = "this server speaks HTTP/1.1; begin its address with http://"
 
 
@@ -41,6 +43,15 @@ class RequestHead(NamedTuple):
     def expects_continue(self) -> bool:
         """True if the client may wait for an interim answer before it sends the body."""
         return self.headers.get("expect", "").lower() == "100-continue"
+
+
+def status_line(status: int) -> str:
+    """Return the first line of an answer. A status that no standard names has no phrase.
+
+    >>> status_line(404), status_line(499)
+    ('HTTP/1.1 404 Not Found\\r\\n', 'HTTP/1.1 499 \\r\\n')
+    """
+    return f"HTTP/1.1 {status} {_PHRASES.get(status, '')}\r\n"
 
 
 class RequestParser:
