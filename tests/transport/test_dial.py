@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -223,22 +224,23 @@ def test_a_server_behind_a_proxy_that_breaks_off_is_named_and_not_the_proxy_alon
 # ----------------------------------------------------------------------------------------- TLS
 
 
+def answer_once(resumed: list[bool], peer: Peer) -> None:
+    """Note whether a connection resumes a session, answer its request, and close it."""
+    resumed.append(peer.sock.session_reused)  # type: ignore[attr-defined]
+    peer.read_request()
+    peer.send(answer(b"ok", headers={"Connection": "close"}))
+    peer.close()
+
+
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
 def test_later_connections_resume_the_session_of_an_earlier_one(
     version: ssl.TLSVersion, tmp_path: Path
 ) -> None:
-    resumed = []
-
-    def script(peer: Peer) -> None:
-        resumed.append(peer.sock.session_reused)  # type: ignore[attr-defined]
-        peer.read_request()
-        peer.send(answer(b"ok", headers={"Connection": "close"}))
-        peer.close()
-
+    resumed: list[bool] = []
     authority = Authority(tmp_path)
     context = authority.server_context()
     context.maximum_version = version
-    with ScriptedServer(script, tls=context) as server, requests.Session() as session:
+    with ScriptedServer(partial(answer_once, resumed), tls=context) as server, requests.Session() as session:
         session.verify = authority.ca_file
         http = http_for(server, session=session)
         for _ in range(3):
@@ -248,16 +250,11 @@ def test_later_connections_resume_the_session_of_an_earlier_one(
 
 
 def test_the_connections_of_a_burst_copy_one_session_for_those_that_follow(tmp_path: Path) -> None:
-    resumed, known = [], []
-
-    def script(peer: Peer) -> None:
-        resumed.append(peer.sock.session_reused)  # type: ignore[attr-defined]
-        peer.read_request()
-        peer.send(answer(b"ok", headers={"Connection": "close"}))
-        peer.close()
-
+    resumed: list[bool] = []
+    known = []
     authority = Authority(tmp_path)
-    with ScriptedServer(script, tls=authority.server_context()) as server, requests.Session() as session:
+    script, context = partial(answer_once, resumed), authority.server_context()
+    with ScriptedServer(script, tls=context) as server, requests.Session() as session:
         session.verify = authority.ca_file
         http = http_for(server, session=session)
         for size in (1, 4, 4):
